@@ -1,0 +1,1 @@
+"""Tables, figures and the page, drawn from a `Judged` and nothing else; no statistics are computed here."""

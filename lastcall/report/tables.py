@@ -1,0 +1,98 @@
+"""Tables for the terminal: every column fits 80 columns, and only words wrap, never figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
+from lastcall.report.wording import (
+    LOOKS,
+    bracket,
+    by_checkpoint,
+    calls,
+    check_schema,
+    number,
+    p_value,
+    percent,
+    signed,
+    title,
+)
+from lastcall.results import CheckpointResult, Family, Interval, Judged, RouterResult
+
+_STYLES = {"learned": "", "fixed": "", "reference": "dim", "ceiling": "dim italic"}
+
+
+def routers_table(judged: Judged) -> list[Table]:
+    """One table a checkpoint: each policy's loss, its gain over never, and that gain's share of the ceilings.
+
+    Ceilings are set in italics: they are not routers. `unforced` is the share called by the rule without
+    budget or deadline, which is not a matched budget.
+    """
+    check_schema(judged)
+    return [_routers(checkpoint) for checkpoint in judged["checkpoints"]]
+
+
+def comparisons_table(family: Family) -> Table:
+    """A family's comparisons under their checkpoints: Δ with simultaneous interval, Holm's p, the verdict."""
+    label = "planned" if family["planned"] else "secondary, outside the planned family"
+    table = _table(f"{family['name']} comparisons" + ("" if family["planned"] else f" ({label})"))
+    table.add_column("A over B", overflow="fold")
+    _figures(table, "Δ, nats a token", "simultaneous", "Holm p")
+    table.add_column("verdict", min_width=14)
+    for checkpoint, comparisons in by_checkpoint(family):
+        table.add_section()
+        table.add_row(Text(checkpoint, style="bold"))
+        for c in comparisons:
+            look = LOOKS[c["verdict"]]
+            table.add_row(
+                Text(title(c)),
+                signed(c["delta"]["estimate"]),
+                _cell(bracket(c["simultaneous_low"], c["simultaneous_high"])),
+                p_value(c["p_holm"]),
+                Text(f"{look.symbol} {c['verdict']}", style=look.terminal),
+            )
+    return table
+
+
+def _routers(checkpoint: CheckpointResult) -> Table:
+    table = _table(checkpoint["name"])
+    table.add_column("router", overflow="fold")
+    _figures(table, "NLL", "gain over never", "oracle\nshare", "know-\nable", "calls", "unforced\ncalls")
+    for router in checkpoint["routers"]:
+        table.add_row(*_row(router), style=_STYLES[router["kind"]])
+    return table
+
+
+def _row(router: RouterResult) -> list[Text]:
+    unforced = router["unforced"]
+    cells = (
+        number(router["nll"]["estimate"], 4 if router["nll"]["estimate"] < 10 else 3),
+        _interval(router["gain"]),
+        percent(router["oracle_share"]),
+        percent(router["knowable_share"]),
+        calls(router),
+        "–" if unforced is None else percent(unforced["activation"]),
+    )
+    return [_cell(router["name"]), *map(_cell, cells)]
+
+
+def _interval(interval: Interval) -> str:
+    return f"{number(interval['estimate'])} {bracket(interval['low'], interval['high'], 4)}"
+
+
+def _cell(text: str) -> Text:
+    """Text as it is: rich reads no markup in it."""
+    return Text(text)
+
+
+def _table(heading: str) -> Table:
+    options: dict[str, Any] = {"show_edge": False, "pad_edge": False, "collapse_padding": True}
+    return Table(title=Text(heading), title_justify="left", box=SIMPLE_HEAD, title_style="bold", **options)
+
+
+def _figures(table: Table, *headings: str) -> None:
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
