@@ -159,12 +159,13 @@ def test_a_bare_judged_still_makes_a_page() -> None:
     bare["lock"] = {**bare["lock"], "amendments": [], "warnings": [], "verified": [], "test_measurements": []}
     bare["setup"]["warnings"] = []
     for checkpoint in bare["checkpoints"]:
-        checkpoint["calibration"] = {}
+        checkpoint["calibration"] = checkpoint["local_recovery"] = {}
         for router in checkpoint["routers"]:
             router.update(oracle_share=None, knowable_share=None, unforced=None)
             router["gain"] = {"estimate": 0.0, "low": 0.0, "high": 0.0}
     shown = text_of(render_page(bare))
     assert "planned no comparison" in shown
+    assert "Local recovery is not given" in shown
     for absent in ("amended", "Warnings", "may and may not", "Secondary"):
         assert absent not in shown
 
