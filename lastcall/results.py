@@ -42,10 +42,10 @@ class RouterResult(TypedDict):
     nll: Interval
     gain: Interval
     """NLL(never) − NLL(this)."""
-    oracle_share: float
-    """gain over the oracle's gain."""
-    knowable_share: float
-    """gain over the knowable ceiling's gain."""
+    oracle_share: float | None
+    """gain over the oracle's gain; null where that is not positive."""
+    knowable_share: float | None
+    """gain over the knowable ceiling's gain; null where that is not positive."""
     calls_min: int
     """Fewest calls in any block and seed."""
     calls_max: int
@@ -100,13 +100,14 @@ class CheckpointResult(TypedDict):
     share_positive: Interval
     """Share of scored positions with positive utility."""
     local_recovery: dict[str, Interval]
-    """(NLL(bypass) − NLL(local)) / (NLL(bypass) − NLL(full)), by local window."""
+    """(NLL(bypass) − NLL(local)) / (NLL(bypass) − NLL(full)), by local window; empty where some draw's
+    denominator is not positive, since the ratio then means nothing."""
     routers: list[RouterResult]
     """never, always, then the study's routers in its order, then knowable and oracle."""
     histogram: Histogram
     by_position: list[PositionBin]
     calibration: dict[str, list[CalibrationBin]]
-    """By learned router, ten bins in rising order of prediction."""
+    """By learned router, ten bins in rising order of prediction; fewer where predictions tie."""
 
 
 class ComparisonResult(TypedDict):

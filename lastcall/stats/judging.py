@@ -1,0 +1,100 @@
+"""A run folder's test records -> every figure and verdict, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+from jaxtyping import Float64
+
+from lastcall.records import RunFolder
+from lastcall.results import CheckpointResult, ComparisonResult, Family
+from lastcall.stats.bootstrap import Draws, draw_clusters, interval, partition
+from lastcall.stats.loading import read_checkpoint
+from lastcall.stats.policies import all_policies, book_gains
+from lastcall.stats.summaries import summarise
+from lastcall.stats.verdicts import infer
+from lastcall.study import Study
+
+FEW_CLUSTERS = 20
+"""Under so many test clusters the procedure is unproven (section 6)."""
+
+Gains = Mapping[str, Float64[np.ndarray, "seeds books"]]
+"""NLL(never) − NLL(policy) by policy name, nats a token."""
+
+
+@final
+@dataclass(frozen=True)
+class Judgement:
+    """What the records say: the part of `judged.json` that is computed from them."""
+
+    checkpoints: list[CheckpointResult]
+    families: list[Family]
+    """`planned` first."""
+    clusters: int
+    """Test clusters, the units of resampling."""
+    warnings: list[str]
+
+
+def judge(study: Study, run: RunFolder, test_books: Sequence[tuple[str, str]]) -> Judgement:
+    """Judge the test records of every checkpoint.
+
+    `test_books` are (book id, cluster id) in the study's order. One draw of clusters, seeded by the study,
+    serves everything. Raises OutputError or NonFiniteError for records that are not as they should be, and
+    BookError for books that cannot be resampled.
+    """
+    clusters = partition(test_books)
+    rng = np.random.default_rng(study.inference.seed)
+    draws = draw_clusters(clusters, study.inference.draws, rng=rng)
+    results, gains = [], {}
+    for checkpoint in study.checkpoints:
+        records = read_checkpoint(study, run, checkpoint.name, clusters.books)
+        policies = all_policies(records, study.calls)
+        gains[checkpoint.name] = {p.name: book_gains(p, records.utility) for p in policies}
+        results.append(summarise(study, checkpoint.name, records, policies, gains[checkpoint.name], draws))
+    families = [_family(study, name, gains, draws) for name in study.families]
+    return Judgement(results, families, len(clusters.sizes), _warnings(results, len(clusters.sizes)))
+
+
+def _family(study: Study, name: str, gains: Mapping[str, Gains], draws: Draws) -> Family:
+    """The comparisons `name` of all checkpoints, corrected together."""
+    pairs = [(c, over.a, over.b) for c in gains for over in study.families[name]]
+    seeds = [gains[c][a] - gains[c][b] for c, a, b in pairs]
+    inference = infer(
+        draws,
+        np.stack([of.mean(axis=0) for of in seeds], axis=1),
+        alpha=study.inference.alpha,
+        practical_threshold=study.inference.practical_threshold,
+    )
+    comparisons: list[ComparisonResult] = [
+        {
+            "checkpoint": checkpoint,
+            "a": a,
+            "b": b,
+            "delta": interval(inference.delta[i], inference.low[i], inference.high[i]),
+            "simultaneous_low": float(inference.simultaneous_low[i]),
+            "simultaneous_high": float(inference.simultaneous_high[i]),
+            "se": float(inference.se[i]),
+            "p": float(inference.p[i]),
+            "p_holm": float(inference.p_holm[i]),
+            "per_seed": [float(delta) for delta in seeds[i].mean(axis=1)],
+            "verdict": inference.verdicts[i],
+        }
+        for i, (checkpoint, a, b) in enumerate(pairs)
+    ]
+    return {"name": name, "planned": name == "planned", "comparisons": comparisons}
+
+
+def _warnings(results: Sequence[CheckpointResult], clusters: int) -> list[str]:
+    few = [
+        f"{clusters} test clusters, fewer than {FEW_CLUSTERS}: the procedure is unproven there, its "
+        "intervals are likely too narrow and its p-values too small"
+    ]
+    ratios = [
+        f"{r['name']}: local recovery is not given, since full over bypass is not surely a gain"
+        for r in results
+        if r["nll_local"] and not r["local_recovery"]
+    ]
+    return few * (clusters < FEW_CLUSTERS) + ratios
