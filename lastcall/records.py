@@ -84,6 +84,9 @@ ROUTED = (
 """One row a scored test prediction, router and seed, ordered by router (as the study lists them), seed,
 block and position."""
 
+SOURCE = b"lastcall_source"
+"""Schema metadata of a measured file: the digest of everything it was measured from."""
+
 STATES = ("bypass", "incoming")
 """Tensors of a states file, each [block, horizon, d] in the model's own dtype: s(t), and h."""
 
@@ -190,13 +193,13 @@ def read_json(path: Path) -> Any:
         ) from None
 
 
-def write_table(path: Path, columns: Sequence[Column], data: dict[str, Any]) -> None:
-    """Write `data` (a column name to its values) as one parquet file; its schema carries units and meanings."""
+def write_table(path: Path, columns: Sequence[Column], data: dict[str, Any], source: str = "") -> None:
+    """Write `data` (column name to values) as one parquet file ; its schema carries units and `source`."""
     fields = [
         pa.field(c.name, c.type, nullable=False, metadata={"unit": c.unit, "meaning": c.meaning})
         for c in columns
     ]
-    schema = pa.schema(fields, metadata={"lastcall_schema": str(VERSION)})
+    schema = pa.schema(fields, metadata={"lastcall_schema": str(VERSION), SOURCE: source})
     table = pa.table({c.name: pa.array(data[c.name], type=c.type) for c in columns}).cast(schema)
     with atomic(path) as temporary:
         pq.write_table(table, temporary, compression="zstd", row_group_size=1 << 20)

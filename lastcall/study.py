@@ -296,9 +296,13 @@ class Study(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        names = [c.name for c in self.checkpoints]
-        if len(set(names)) < len(names):
-            raise ValueError(f"two checkpoints share a name: {names}")
+        for what, values in (
+            ("checkpoints.name", [c.name for c in self.checkpoints]),
+            ("routers.names", self.routers.names),
+            ("routers.seeds", self.routers.seeds),
+        ):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{what} has the same value twice: {', '.join(map(str, values))}")
         if not 1 <= self.calls <= self.blocks.scored:
             raise ValueError(
                 f"quota.budget = {self.quota.budget} gives {self.calls} calls of {self.blocks.scored} scored "
@@ -314,6 +318,10 @@ class Study(_Section):
     def calls(self) -> int:
         """Calls a block, exactly: k = round(budget · scored) (section 5)."""
         return round(self.quota.budget * self.blocks.scored)
+
+    def seeds_of(self, router: str) -> tuple[int, ...]:
+        """Seeds a router is recorded under: the study's for learned ones and `random`, else the single 0."""
+        return self.routers.seeds if router in (*LEARNED_ROUTERS, "random") else (0,)
 
     @cached_property
     def families(self) -> dict[str, tuple[Comparison, ...]]:

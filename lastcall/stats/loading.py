@@ -60,11 +60,6 @@ class CheckpointRecords:
         return utility
 
 
-def router_seeds(study: Study, router: str) -> tuple[int, ...]:
-    """Seeds a router is recorded under: the study's for learned ones and `random`, else the single 0."""
-    return study.routers.seeds if router in (*LEARNED_ROUTERS, "random") else (0,)
-
-
 def read_checkpoint(study: Study, run: RunFolder, checkpoint: str, books: Sequence[str]) -> CheckpointRecords:
     """The test records of one checkpoint.
 
@@ -105,7 +100,7 @@ def _read_measured(
 
 def _read_routers(study: Study, run: RunFolder, checkpoint: str, books: Sequence[str]) -> tuple[Policy, ...]:
     thresholds = _read_thresholds(study, run, checkpoint)
-    seeds = {name: router_seeds(study, name) for name in study.routers.names}
+    seeds = {name: study.seeds_of(name) for name in study.routers.names}
     calls, scores = _read_routed(study, run, checkpoint, books, seeds)
     ends = np.cumsum([len(of) for of in seeds.values()])
     policies = []

@@ -1,0 +1,178 @@
+"""Patched = stock, cached = whole, and the bypassed attention does not run: the gate before everything.
+
+Section 2: the full branch must equal the stock model's own loss (float32: max |Δ| ≤ 1e-5 nats; 16 bits:
+mean |Δ| ≤ 1e-3). The stock loss is computed from the stock model's logits, summed in float64.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, final
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from lastcall.errors import EquivalenceError, ModelError
+from lastcall.measure.anatomy import Site
+from lastcall.measure.branches import Branches
+from lastcall.measure.bypass import attention_skipped
+from lastcall.measure.scoring import score
+
+TOLERANCE = {"float32": ("max", 1e-5), "bfloat16": ("mean", 1e-3), "float16": ("mean", 1e-3)}
+"""Largest |Δ| in nats between full branch and stock loss, by dtype, and how it is summed up."""
+CACHED_TOLERANCE = {"float32": ("max", 1e-4), "bfloat16": ("mean", 2e-2), "float16": ("mean", 5e-3)}
+"""The same for a cached continuation against the whole sequence at once (our choice; not in the protocol)."""
+
+
+@final
+@dataclass(frozen=True)
+class Check:
+    """One row of the equivalence table."""
+
+    name: str
+    found: float
+    allowed: float
+    unit: str
+
+    @property
+    def passed(self) -> bool:
+        return self.found <= self.allowed
+
+
+@torch.inference_mode()
+def full_is_stock(site: Site, tokens: Int[Tensor, "blocks tokens"], dtype: str) -> Check:
+    """The full branch's loss against the stock model's, a block at a time."""
+    gap = torch.cat([(_full_loss(site, row) - stock_loss(site, row)).abs() for row in tokens[:, None]])
+    how, allowed = TOLERANCE[dtype]
+    return Check(f"full branch = stock loss ({how} |Δ|)", _summed(gap, how), allowed, "nats")
+
+
+def gate(site: Site, tokens: Int[Tensor, "blocks tokens"], dtype: str, name: str) -> Check:
+    """`full_is_stock`, raising EquivalenceError where it fails: nothing is measured then."""
+    check = full_is_stock(site, tokens, dtype)
+    if not check.passed:
+        raise EquivalenceError(
+            f"{name}: the full branch does not equal the stock model's loss",
+            got=f"|Δ| = {check.found:.3g} nats where {check.allowed:g} is allowed",
+            todo="nothing was measured; run `lastcall check` on this checkpoint",
+        )
+    return check
+
+
+@torch.inference_mode()
+def check_all(site: Site, tokens: Int[Tensor, "blocks tokens"], dtype: str) -> list[Check]:
+    """Every row of `lastcall check`."""
+    before = _logits(site, tokens[:1, :-1])
+    rows = [
+        full_is_stock(site, tokens, dtype),
+        _bypass_runs_nothing(site, tokens),
+        _bypass_keeps_h(site, tokens),
+    ]
+    after = _logits(site, tokens[:1, :-1])
+    rows.append(
+        Check(
+            "logits unchanged after the patches (max |Δ|)", float((after - before).abs().max()), 0.0, "logits"
+        )
+    )
+    rows.append(_cached_is_whole(site, tokens, dtype))
+    return rows
+
+
+def stock_loss(site: Site, tokens: Int[Tensor, "blocks tokens"]) -> Float[Tensor, " predictions"]:
+    """The stock model's next-token losses, nats, from its own logits summed in float64."""
+    logits = _logits(site, tokens[:, :-1]).flatten(0, 1)
+    return nn.functional.cross_entropy(logits.double(), tokens[:, 1:].flatten(), reduction="none")
+
+
+def _logits(site: Site, tokens: Tensor) -> Tensor:
+    logits: Tensor = site.model(input_ids=tokens, use_cache=False).logits
+    return logits.float()
+
+
+def _full_loss(site: Site, tokens: Tensor) -> Tensor:
+    state = Branches(site, tokens[:, :-1]).full().flatten(0, 1)
+    return score(site.head, state, state, {}, tokens[:, 1:].flatten()).loss_full
+
+
+def _summed(gap: Tensor, how: str) -> float:
+    return float(gap.max() if how == "max" else gap.mean())
+
+
+def _bypass_runs_nothing(site: Site, tokens: Tensor) -> Check:
+    """Modules of the attention that ran while it was bypassed, counted."""
+    ran: list[str] = []
+    hooks = [
+        module.register_forward_hook(lambda m, *_: ran.append(type(m).__name__))
+        for module in site.attention.modules()
+        if module is not site.attention
+    ]
+    try:
+        Branches(site, tokens[:1, :-1]).bypass()
+        bypassed = len(ran)
+        ran.clear()
+        with attention_skipped(site):
+            _logits(site, tokens[:1, :-1])
+        bypassed += len(ran)
+        ran.clear()
+        _logits(site, tokens[:1, :-1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not ran:
+        raise ModelError(
+            "the final attention runs no modules that could be counted", got=type(site.attention).__name__
+        )
+    # The first pass ran the trunk only: its final block, attention included, was deferred.
+    return Check("modules of the bypassed attention that ran", float(bypassed), 0.0, "calls")
+
+
+def _bypass_keeps_h(site: Site, tokens: Tensor) -> Check:
+    """The bypass branch must be the FFN half of the block run on h itself: r0 = h."""
+    branches = Branches(site, tokens[:1, :-1])
+    seen: list[Tensor] = []
+    hook = _second_norm(site).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    try:
+        branches.bypass()
+    finally:
+        hook.remove()
+    gap = (seen[-1].float() - branches.incoming.float()).abs().max()
+    return Check("FFN input of the bypass branch = h (max |Δ|)", float(gap), 0.0, "residual")
+
+
+def _second_norm(site: Site) -> nn.Module:
+    """The norm before the FFN: the first module of the block whose input under bypass is the residual."""
+    for name in ("pre_feedforward_layernorm", "post_attention_layernorm"):
+        module = getattr(site.block, name, None)
+        if isinstance(module, nn.Module):
+            return module
+    raise ModelError("cannot find the norm before the FFN", got=type(site.block).__name__)
+
+
+def _cached_is_whole(site: Site, tokens: Tensor, dtype: str) -> Check:
+    """A prefill, a continuation of several tokens and one of a single token against the whole sequence."""
+    ids = tokens[:1, :-1]
+    whole = _logits(site, ids).log_softmax(-1)
+    length = ids.shape[1]
+    cuts = [0, length // 2, length - 1, length]
+    cache: Any = None
+    gaps: list[Tensor] = []
+    for first, last in pairwise(cuts):
+        output = site.model(input_ids=ids[:, first:last], use_cache=True, **_cache_argument(site, cache))
+        cache = output.cache if hasattr(output, "cache") else output.past_key_values
+        step = output.logits.float().log_softmax(-1)
+        target = tokens[:1, first + 1 : last + 1, None]
+        gaps.append((step.gather(2, target) - whole[:, first:last].gather(2, target)).abs().flatten())
+    how, allowed = CACHED_TOLERANCE[dtype]
+    return Check(
+        f"cached continuation = whole ({how} |Δ| of loss)", _summed(torch.cat(gaps), how), allowed, "nats"
+    )
+
+
+def _cache_argument(site: Site, cache: Any) -> dict[str, Any]:
+    """The cache under the name this version of transformers gives it."""
+    forward: Callable[..., Any] = inspect.unwrap(type(site.model).forward)
+    return {"cache" if "cache" in inspect.signature(forward).parameters else "past_key_values": cache}

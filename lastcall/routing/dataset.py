@@ -1,0 +1,65 @@
+"""Measured records -> the tensors that routers see, over the scored positions of one split."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import final
+
+import numpy as np
+import safetensors
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from lastcall.errors import OutputError
+from lastcall.records import SCALARS, RunFolder, read_tables
+from lastcall.routing.features import position
+from lastcall.study import Split, Study
+
+
+@final
+@dataclass(frozen=True)
+class Dataset:
+    """One split of one checkpoint, blocks in book order; n scored positions a block."""
+
+    books: tuple[str, ...]
+    """Book id of each block."""
+    scalars: dict[str, Float[Tensor, "blocks n"]]
+    """Scalar features by name (section 3), float32."""
+    states: dict[str, Float[Tensor, "blocks n d"]]
+    """`bypass` and `incoming`, in the type they were stored in."""
+    utility: Float[Tensor, "blocks n"]
+    """ℓ0 − ℓ1, nats, float32."""
+
+
+def read(run: RunFolder, study: Study, checkpoint: str, split: Split, books: Sequence[str]) -> Dataset:
+    """The scored positions of `books`, in their order. Raises OutputError where a file is missing or torn."""
+    names = [column.name for column in SCALARS]
+    paths = [run.measured(checkpoint, split, book) for book in books]
+    table = read_tables(paths, ["position", "loss_full", "loss_bypass", *names])
+    horizon, context = study.blocks.horizon, study.blocks.context
+    columns = {
+        name: torch.from_numpy(table[name].to_numpy().astype(np.float32)).reshape(-1, horizon)[:, context:]
+        for name in table.column_names
+    }
+    t = columns.pop("position")
+    utility = columns.pop("loss_bypass") - columns.pop("loss_full")
+    states = [_states(run, checkpoint, split, book, context) for book in books]
+    return Dataset(
+        books=tuple(book for book in books for _ in study.blocks.starts),
+        scalars={**columns, **position(t, horizon)},
+        states={name: torch.cat([s[name] for s in states]) for name in ("bypass", "incoming")},
+        utility=utility,
+    )
+
+
+def _states(run: RunFolder, checkpoint: str, split: Split, book: str, context: int) -> dict[str, Tensor]:
+    path = run.states(checkpoint, split, book)
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            return {name: file.get_slice(name)[:, context:] for name in ("bypass", "incoming")}
+    except (OSError, safetensors.SafetensorError) as error:
+        raise OutputError(
+            f"cannot read {path}", got=str(error), todo="run `lastcall measure` again"
+        ) from None
