@@ -375,6 +375,14 @@ def parse_study(text: str, origin: str, folder: Path) -> Study:
         raise StudyError(f"{origin}: {_explain(error)}") from None
 
 
+def parse_checkpoint(values: dict[str, Any]) -> Checkpoint:
+    """One checkpoint from its keys; StudyError where one is impossible."""
+    try:
+        return Checkpoint.model_validate(values)
+    except ValidationError as error:
+        raise StudyError(_explain(error)) from None
+
+
 def save_study(source: str | Path, study: Study, target: Path) -> None:
     """Write the study file `source` to `target`, comments kept and paths absolute."""
     text, _, _ = _locate(source)

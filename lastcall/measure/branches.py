@@ -56,7 +56,8 @@ class Branches:
 
     def _banded(self, window: int) -> Tensor:
         """The block's own mask, narrowed to a band; boolean (True attends) or additive, as it came."""
-        mask, hidden = self._call.arguments.get("attention_mask"), self._call.hidden
+        hidden = self._call.hidden
+        mask: Tensor | None = self._call.arguments.get("attention_mask")
         at = torch.arange(hidden.shape[1], device=hidden.device)
         back = at[:, None] - at[None, :]
         band = ((back >= 0) & (back < window))[None, None]
@@ -64,5 +65,4 @@ class Branches:
             return band
         if mask.dtype == torch.bool:
             return band & mask
-        additive: Tensor = torch.where(band, mask, torch.finfo(mask.dtype).min)
-        return additive
+        return torch.where(band, mask, torch.finfo(mask.dtype).min)

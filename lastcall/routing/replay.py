@@ -28,6 +28,7 @@ class Policies:
 
     def __init__(self, run: RunFolder, study: Study, checkpoint: str) -> None:
         folder = run.fitted(checkpoint)
+        self.checkpoint = checkpoint
         self._study = study
         self._thresholds = read_json(folder / THRESHOLDS)
         names, seeds = study.routers.names, study.routers.seeds
@@ -72,13 +73,13 @@ def random_scores(books: Sequence[str], seed: int, positions: int) -> np.ndarray
     return np.array(rows, dtype=np.float32)
 
 
-def route(run: RunFolder, study: Study, checkpoint: str, policies: Policies, data: Dataset) -> None:
+def route(run: RunFolder, study: Study, policies: Policies, data: Dataset) -> None:
     """Decide and write the routed file of every book of `data` (records.ROUTED)."""
     decisions = policies.decide(data)
     order = np.array(data.books)
     for book in dict.fromkeys(data.books):
         own = np.flatnonzero(order == book)
-        write_table(run.routed(checkpoint, book), ROUTED, _rows(study, book, own, decisions))
+        write_table(run.routed(policies.checkpoint, book), ROUTED, _rows(study, book, own, decisions))
 
 
 def _rows(

@@ -1,0 +1,277 @@
+"""The command line: parse, call one function, print. Imports are lazy, so that --help needs no torch.
+
+Every command ends stdout with one JSON object on one line; tables are on stdout, progress on stderr.
+Exit 0: done. 1: a check failed or a lock was broken. 2: bad usage or bad input. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import click
+import typer
+from rich.console import Console
+
+import lastcall
+from lastcall.errors import CheckError, LastcallError, StudyError
+
+if TYPE_CHECKING:
+    from lastcall.measure.describe import FolderSummary
+    from lastcall.measure.equivalence import Check
+    from lastcall.results import Judged
+    from lastcall.workspace import Workspace
+
+app = typer.Typer(
+    name="lastcall",
+    help="Is the last attention call worth it? An honest instrument for optional operations.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+_debug = False
+
+Out = Annotated[Path, typer.Option("--out", help="The run folder.")]
+
+
+@app.callback()
+def options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
+    """Options of every command."""
+    global _debug
+    _debug = debug
+    if version:
+        print(lastcall.__version__)
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    study: Annotated[str, typer.Argument(help="A study file (TOML), or the name of a built-in study.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The run folder; runs/<study> by default.")
+    ] = None,
+) -> None:
+    """All stages of a study: measure, fit, lock, measure the test split, judge, report. Resumes."""
+    from lastcall import pipeline
+    from lastcall.study import read_study
+    from lastcall.workspace import Workspace
+
+    folder = out or Path("runs") / read_study(study).name
+    ws = Workspace.create(study, folder, _reporter())
+    _print_judged("run", ws, pipeline.run(ws))
+
+
+@app.command()
+def demo(out: Annotated[Path, typer.Option("--out", help="The run folder.")] = Path("runs/demo")) -> None:
+    """The built-in demonstration: a small model and presidents' messages, on the CPU, in minutes."""
+    run("demo", out)
+
+
+@app.command()
+def measure(
+    out: Out,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(help="fit, calibration or test; by default the first two, and test once locked."),
+    ] = None,
+) -> None:
+    """Measure the books: losses of every branch, features and states."""
+    from lastcall import lock as locking
+    from lastcall import pipeline
+    from lastcall.study import SPLITS
+
+    ws = _open(out)
+    if unknown := set(split or ()) - set(SPLITS):
+        raise StudyError(
+            "no such split", got=", ".join(sorted(unknown)), todo=f"choose of {', '.join(SPLITS)}"
+        )
+    locked = bool(locking.read(ws.run.lock).locks)
+    chosen = [s for s in SPLITS if (s in split if split else s != "test" or locked)]
+    pipeline.measure(ws, chosen)
+    _last_line("measure", out, splits=chosen)
+
+
+@app.command()
+def fit(out: Out) -> None:
+    """Fit every router on the fit split and cut its threshold on the calibration split."""
+    from lastcall import pipeline
+
+    ws = _open(out)
+    pipeline.fit(ws)
+    _last_line("fit", out, checkpoints=[c.name for c in ws.study.checkpoints])
+
+
+@app.command()
+def lock(
+    out: Out,
+    amend: Annotated[str | None, typer.Option(help="Why a locked thing changed; shown for ever.")] = None,
+) -> None:
+    """Lock plan, checkpoints, books, routers and thresholds, before any test utility exists."""
+    from lastcall import pipeline
+
+    _last_line("lock", out, lock=pipeline.lock(_open(out), amend))
+
+
+@app.command()
+def judge(out: Out) -> None:
+    """Judge the locked comparisons from the records. Needs no torch."""
+    from lastcall import pipeline
+
+    ws = _open(out)
+    _print_judged("judge", ws, pipeline.judge(ws))
+
+
+@app.command()
+def report(out: Out) -> None:
+    """Draw report.html from judged.json."""
+    from lastcall import pipeline
+
+    ws = _open(out)
+    pipeline.report(ws)
+    print(f"Report: {ws.run.report}")
+    _last_line("report", out, report=str(ws.run.report))
+
+
+@app.command()
+def check(
+    model: Annotated[
+        str, typer.Argument(help="Hub id, folder, .gguf file, package:NAME/FILE or random:NAME.")
+    ],
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32",
+    attention: Annotated[str, typer.Option(help="sdpa or eager.")] = "sdpa",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
+    revision: Annotated[str | None, typer.Option(help="Commit of a hub repository.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the random tokens it is checked on.")] = 0,
+) -> None:
+    """Check that a patched model is its stock self; exit 1 where it is not."""
+    from lastcall.measure.checking import check_checkpoint
+    from lastcall.study import parse_checkpoint
+
+    values = {"dtype": dtype, "attention": attention, "device": device, "revision": revision}
+    checkpoint = parse_checkpoint({"name": "model", "model": model, **values})
+    facts, checks = check_checkpoint(checkpoint, seed, _reporter())
+    _print_checks(model, facts, checks)
+    failed = [c.name for c in checks if not c.passed]
+    _last_line("check", None, model=model, passed=not failed, checks={c.name: c.found for c in checks})
+    if failed:
+        raise CheckError(f"{model} fails {len(failed)} of {len(checks)} checks", got="; ".join(failed))
+
+
+@app.command()
+def books(
+    folder: Annotated[Path, typer.Argument(help="A folder of .txt files, or one in PG-19's layout.")],
+    model: Annotated[str | None, typer.Option(help="Count tokens with this model's tokenizer.")] = None,
+    horizon: Annotated[int, typer.Option(help="Predictions a block.")] = 512,
+) -> None:
+    """What a folder of books would give: splits, blocks and refusals."""
+    from lastcall.measure.describe import describe_folder
+    from lastcall.study import Blocks, parse_checkpoint
+
+    tokenize = None
+    if model is not None:
+        from lastcall.measure.loading import load_tokenizer
+
+        tokenize = load_tokenizer(parse_checkpoint({"name": "model", "model": model})).tokenize
+    summary = describe_folder(folder, tokenize, Blocks(horizon=horizon))
+    _print_books(summary)
+    splits = {s.name: {"books": s.books, "tokens": s.tokens, "blocks": s.blocks} for s in summary.splits}
+    refused = {one.id: one.reason for one in summary.refused}
+    _last_line("books", None, folder=str(folder), exact=summary.exact, splits=splits, refused=refused)
+
+
+def main() -> None:
+    """Entry point: one clear line for every error made on purpose, and its exit code."""
+    try:
+        sys.exit(app(standalone_mode=False) or 0)
+    except LastcallError as error:
+        _fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        _fail("interrupted; the same command goes on from here", 130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+
+
+def _fail(message: str, code: int) -> None:
+    if _debug:
+        traceback.print_exc()
+    print(f"lastcall: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _reporter() -> Any:
+    from lastcall.progress import OnConsole
+
+    return OnConsole(Console(stderr=True))
+
+
+def _open(out: Path) -> Workspace:
+    from lastcall.workspace import Workspace
+
+    return Workspace.open(out, _reporter())
+
+
+def _last_line(command: str, out: Path | None, **facts: Any) -> None:
+    """The one JSON object that ends stdout."""
+    where = {} if out is None else {"out": str(out)}
+    print(json.dumps({"command": command, **where, **facts}, ensure_ascii=False))
+
+
+def _print_judged(command: str, ws: Workspace, judged: Judged) -> None:
+    from lastcall.report.tables import comparisons_table, routers_table
+    from lastcall.report.wording import answer
+
+    console = Console()
+    for table in routers_table(judged):
+        console.print(table)
+    for family in judged["families"]:
+        console.print(comparisons_table(family))
+    for sentence in answer(judged):
+        console.print(sentence, highlight=False)
+    for warning in [*judged["setup"]["warnings"], *judged["lock"]["warnings"]]:
+        console.print(f"Warning: {warning}", highlight=False, style="yellow")
+    verdicts = {
+        f"{c['a']} over {c['b']} on {c['checkpoint']}": c["verdict"]
+        for c in judged["families"][0]["comparisons"]
+    }
+    facts: dict[str, Any] = {"lock": judged["lock"]["hash"], "verdicts": verdicts}
+    if command == "run":
+        print(f"Report: {ws.run.report}")
+        facts["report"] = str(ws.run.report)
+    _last_line(command, ws.run.root, judged=str(ws.run.judged), **facts)
+
+
+def _print_checks(model: str, facts: dict[str, str], checks: list[Check]) -> None:
+    from rich.table import Table
+
+    table = Table(title=model)
+    for heading in ("check", "found", "allowed", ""):
+        table.add_column(heading)
+    for c in checks:
+        found, allowed = f"{c.found:.3g} {c.unit}", f"{c.allowed:g} {c.unit}"
+        table.add_row(c.name, found, allowed, "[green]passed[/]" if c.passed else "[red]failed[/]")
+    console = Console()
+    for name, fact in facts.items():
+        console.print(f"{name}: {fact}", highlight=False)
+    console.print(table)
+
+
+def _print_books(summary: FolderSummary) -> None:
+    from rich.table import Table
+
+    exact = "tokens" if summary.exact else "tokens (estimated; give --model to count)"
+    table = Table(title=f"{summary.path} ({summary.layout})")
+    for heading in ("split", "books", exact, "blocks"):
+        table.add_column(heading, justify="left" if heading == "split" else "right")
+    for s in summary.splits:
+        table.add_row(s.name, f"{s.books:,}", f"{s.tokens:,}", f"{s.blocks:,}")
+    console = Console()
+    console.print(table)
+    for one in summary.refused:
+        console.print(f"refused {one.id}: {one.reason}", highlight=False)
