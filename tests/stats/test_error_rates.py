@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
+import statsmodels.stats.multitest  # noqa: F401  (loaded before anything is frozen)
 
 from lastcall.stats import verdicts
 from lastcall.stats.error_rates import ErrorRates, Scenario, differences, error_rates
 
 NULL = Scenario(effects=(0.0,) * 6, clusters=40, correlation=0.3)
+
+
+@pytest.fixture(autouse=True)
+def _frozen() -> Iterator[None]:
+    """statsmodels collects garbage at every correction; what is already loaded need not be gone through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def rates(scenario: Scenario, seed: int = 0, simulations: int = 600) -> ErrorRates:
