@@ -2,6 +2,33 @@
 
 At which positions of a frozen language model is an optional operation worth calling, can a cheap router
 tell, does that hold under a fixed causal budget against a fair control, and is it faster when really run?
+
+    judged = lastcall.run("study.toml", out="runs/mine")
+
+runs a whole study; the stages are in `lastcall.pipeline`, the paired intervention in `lastcall.measure`.
 """
 
-__version__ = "0.1.0"
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lastcall.version import __version__
+
+if TYPE_CHECKING:
+    from lastcall.progress import Reporter
+    from lastcall.results import Judged
+
+__all__ = ["__version__", "run"]
+
+
+def run(study: str | Path, out: str | Path, reporter: Reporter | None = None) -> Judged:
+    """Run every stage of `study` (a TOML file or a built-in name) in the folder `out`, or what is left of it.
+
+    Returns what judged.json holds (`lastcall.results.Judged`). Silent unless given a reporter, such as
+    `lastcall.progress.OnConsole(rich.console.Console())`. Raises `lastcall.errors.LastcallError`.
+    """
+    from lastcall import pipeline
+    from lastcall.workspace import Workspace
+
+    return pipeline.run(Workspace.create(study, Path(out), reporter))

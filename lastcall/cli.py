@@ -7,17 +7,18 @@ Exit 0: done. 1: a check failed or a lock was broken. 2: bad usage or bad input.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, final
 
-import click
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
-import lastcall
 from lastcall.errors import CheckError, LastcallError, StudyError
+from lastcall.version import __version__
 
 if TYPE_CHECKING:
     from lastcall.measure.describe import FolderSummary
@@ -25,14 +26,32 @@ if TYPE_CHECKING:
     from lastcall.results import Judged
     from lastcall.workspace import Workspace
 
+_debug = False
+
+
+@final
+class _Commands(TyperGroup):
+    """Commands whose errors made on purpose are one line on stderr and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (LastcallError, KeyboardInterrupt) as error:
+            if _debug:
+                traceback.print_exc()
+            interrupted = "interrupted; the same command goes on from here"
+            print(f"lastcall: {str(error) or interrupted}", file=sys.stderr)
+            raise typer.Exit(error.exit_code if isinstance(error, LastcallError) else 130) from None
+
+
 app = typer.Typer(
     name="lastcall",
     help="Is the last attention call worth it? An honest instrument for optional operations.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    cls=_Commands,
 )
-_debug = False
 
 Out = Annotated[Path, typer.Option("--out", help="The run folder.")]
 
@@ -46,7 +65,7 @@ def options(
     global _debug
     _debug = debug
     if version:
-        print(lastcall.__version__)
+        print(__version__)
         raise typer.Exit
 
 
@@ -186,23 +205,9 @@ def books(
 
 
 def main() -> None:
-    """Entry point: one clear line for every error made on purpose, and its exit code."""
-    try:
-        sys.exit(app(standalone_mode=False) or 0)
-    except LastcallError as error:
-        _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
-        _fail("interrupted; the same command goes on from here", 130)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
-
-
-def _fail(message: str, code: int) -> None:
-    if _debug:
-        traceback.print_exc()
-    print(f"lastcall: {message}", file=sys.stderr)
-    sys.exit(code)
+    """Entry point."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # bars of other libraries; ours say how long it takes
+    app()
 
 
 def _reporter() -> Any:
@@ -224,14 +229,15 @@ def _last_line(command: str, out: Path | None, **facts: Any) -> None:
 
 
 def _print_judged(command: str, ws: Workspace, judged: Judged) -> None:
-    from lastcall.report.tables import comparisons_table, routers_table
+    from lastcall.report.tables import comparisons_tables, routers_table
     from lastcall.report.wording import answer
 
     console = Console()
     for table in routers_table(judged):
         console.print(table)
     for family in judged["families"]:
-        console.print(comparisons_table(family))
+        for table in comparisons_tables(family):
+            console.print(table)
     for sentence in answer(judged):
         console.print(sentence, highlight=False)
     for warning in [*judged["setup"]["warnings"], *judged["lock"]["warnings"]]:

@@ -79,7 +79,8 @@ class Ledger:
     def test_measurements(self) -> list[TestMeasurement]:
         """Every measurement of the test split that was made, under any lock."""
         used = self.locks[-1]["hash"] if self.locks else ""
-        measured = [(lock["hash"], self.test_files(lock["hash"])) for lock in self.locks]
+        hashes = dict.fromkeys(lock["hash"] for lock in self.locks)
+        measured = [(lock, self.test_files(lock)) for lock in hashes]
         return [TestMeasurement(lock=h, files=len(f), used=h == used) for h, f in measured if f]
 
 
@@ -87,7 +88,7 @@ def read(path: Path) -> Ledger:
     """The ledger in `path`; an empty one where there is no file. LockError where a line was altered."""
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
-        entries = tuple(json.loads(line) for line in text.splitlines())
+        entries = tuple(json.loads(line) for line in text.removesuffix("\n").split("\n") if text)
         broken = [e["hash"] for e in entries if e["kind"] == "lock" and digest(e["contents"]) != e["hash"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LockError(
@@ -176,7 +177,12 @@ def _compare(name: str, locked: Any, present: Any, changed: list[str]) -> None:
                 changed.append(f"{name} {key} is new")
             else:
                 _compare(f"{name} {key}", locked[key], present[key], changed)
-    elif locked != present:
+    elif isinstance(locked, list) and isinstance(present, list) and len(locked) == len(present):
+        for i, (before, after) in enumerate(zip(locked, present, strict=True), 1):
+            _compare(f"{name} {i}", before, after, changed)
+    elif isinstance(locked, list) and isinstance(present, list):
+        changed.append(f"{name} had {len(locked)} entries, has {len(present)}")
+    elif canonical(locked) != canonical(present):
         changed.append(f"{name} was {_short(locked)}, is {_short(present)}")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import lastcall
 from lastcall import lock as locking
 from lastcall.errors import BookError, LastcallError, LockError, OutputError
 from lastcall.lock import Contents
@@ -18,6 +17,7 @@ from lastcall.measure.sources import id_key
 from lastcall.records import RunFolder, read_json, write_json
 from lastcall.results import SCHEMA, Judged, LockResult, Provenance, Setup
 from lastcall.study import LEARNED_ROUTERS, Checkpoint, Split
+from lastcall.version import __version__
 from lastcall.workspace import Workspace, checkpoint_hashes
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _fit_source(ws: Workspace, checkpoint: Checkpoint) -> str:
     books = [book.id for split in BEFORE_THE_LOCK for book in ws.used.split(split)]
     return locking.digest(
         {
-            "software": lastcall.__version__,
+            "software": __version__,
             "routers": plan["routers"],
             "quota": plan["quota"],
             "records": {book: sources[book] for book in books},
@@ -220,7 +220,7 @@ def _contents(ws: Workspace) -> Contents:
     """What the lock covers, hashed now (section 7)."""
     names = [checkpoint.name for checkpoint in ws.study.checkpoints]
     return {
-        "software": lastcall.__version__,
+        "software": __version__,
         "plan": ws.study.plan(),
         "books": {
             book.id: {
@@ -289,7 +289,7 @@ def judge(ws: Workspace) -> Judged:
     )
     judged = Judged(
         schema=SCHEMA,
-        software=lastcall.__version__,
+        software=__version__,
         study=ws.study.name,
         question=ws.study.question,
         claim=ws.study.claim.strip(),
@@ -308,7 +308,7 @@ def _reachable(ws: Workspace, locked: Contents) -> tuple[Contents, list[str], li
     """The sections as they are now, where they can be re-hashed here; what was, and what was not and why."""
     names = list(locked["checkpoints"])
     present: Contents = {
-        "software": lastcall.__version__,
+        "software": __version__,
         "plan": ws.study.plan(),
         **_fitted(ws.run, names),
     }

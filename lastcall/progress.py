@@ -57,7 +57,7 @@ class OnConsole(Reporter):
         self._console = console
 
     def say(self, message: str) -> None:
-        self._console.print(message, highlight=False)
+        self._console.print(message, highlight=False, markup=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def task(self, description: str, total: int) -> Iterator[Advance]:
@@ -65,7 +65,7 @@ class OnConsole(Reporter):
             yield _Lines(self._console, description, total).advance
             return
         columns = (
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -99,4 +99,5 @@ class _Lines:
             self._say(f"about {left:.0f} s left")
 
     def _say(self, state: str) -> None:
-        self._console.print(f"{self._description}: {self._done}/{self._total}, {state}", highlight=False)
+        line = f"{self._description}: {self._done}/{self._total}, {state}"
+        self._console.print(line, highlight=False, markup=False, soft_wrap=True)

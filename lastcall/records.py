@@ -212,14 +212,14 @@ def read_tables(paths: Sequence[Path], columns: Sequence[str] | None = None) -> 
 
 def _read_table(path: Path, columns: Sequence[str] | None) -> pa.Table:
     try:
+        found = (pq.read_schema(path).metadata or {}).get(b"lastcall_schema", b"?").decode()
+        if found != str(VERSION):
+            raise OutputError(
+                f"{path} has another schema", got=f"version {found}", todo=f"this lastcall reads {VERSION}"
+            )
         table = pq.read_table(path, columns=list(columns) if columns is not None else None, partitioning=None)
     except FileNotFoundError:
         raise OutputError(f"{path} is missing", todo="run `lastcall measure` again") from None
     except (OSError, pa.ArrowException) as error:
         raise OutputError(f"cannot read {path}", got=str(error), todo="delete it and measure again") from None
-    found = (table.schema.metadata or {}).get(b"lastcall_schema", b"?").decode()
-    if found != str(VERSION):
-        raise OutputError(
-            f"{path} has another schema", got=f"version {found}", todo=f"this lastcall reads {VERSION}"
-        )
     return table

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import math
+import os
 import re
 import tomllib
 from functools import cached_property
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, final
+from typing import Annotated, Any, Literal, Self, final, get_args
 
 import tomlkit
 from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError, model_validator
@@ -32,10 +33,11 @@ FIXED_ROUTERS = ("random", "every-fifth", "by-position")
 ROUTERS = LEARNED_ROUTERS + FIXED_ROUTERS
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 @final
@@ -77,7 +79,7 @@ class Books(_Section):
     """Books a split, drawn at random: all of a folder's splits, or a cap on each of PG-19's own."""
     lists: Lists | None = None
     """Book ids named one by one."""
-    split_seed: int = 217
+    split_seed: Seed = 217
     """Seed of the draw that `counts` asks for."""
     cluster: Literal["book", "author"] = "book"
     """The unit of resampling: the author, where an author's books depend on each other."""
@@ -165,7 +167,7 @@ class Checkpoint(_Section):
     """`bos` puts the tokenizer's beginning-of-text token before each block as one more context token."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, …; not part of the plan."""
-    weights_seed: int = 0
+    weights_seed: Seed = 0
     """Seed of random weights."""
 
 
@@ -191,7 +193,7 @@ class Routers(_Section):
 
     names: tuple[Literal[ROUTERS], ...] = ROUTERS  # type: ignore[valid-type]
     """Routers to fit and judge."""
-    seeds: tuple[int, ...] = Field(default=(0, 1, 2), min_length=1)
+    seeds: tuple[Seed, ...] = Field(default=(0, 1, 2), min_length=1)
     """Fit seeds; a router's figure is the mean over them."""
     hidden: int = Field(default=64, ge=1)
     """Width of the one hidden layer."""
@@ -207,7 +209,7 @@ class Routers(_Section):
     """Blocks a gradient step."""
     holdout_every: int = Field(default=6, ge=2)
     """Every so-manieth fit book, in id order, is held out to choose the epoch."""
-    projection_seed: int = 217
+    projection_seed: Seed = 217
     """Seed of the one Gaussian draw of fixed projections."""
 
 
@@ -248,7 +250,7 @@ class Inference(_Section):
 
     draws: int = Field(default=10_000, ge=100)
     """Bootstrap draws of whole clusters."""
-    seed: int = 217
+    seed: Seed = 217
     """Seed of the one draw of cluster indices that serves every comparison and checkpoint."""
     alpha: float = Field(default=0.05, gt=0, lt=1)
     """Family-wise error rate of Holm's correction; intervals are at 1 − alpha."""
@@ -259,7 +261,7 @@ class Inference(_Section):
         min_length=1,
     )
     """The planned comparisons of each checkpoint; all checkpoints' together are one family."""
-    secondary: dict[Name, tuple[Over, ...]] | None = None
+    secondary: dict[Name, Annotated[tuple[Over, ...], Field(min_length=1)]] | None = None
     """Labelled families outside the planned one, each corrected by itself; without it, the protocol's
     (J32 over S35; the incoming routers) and three against chance, as far as their routers are fitted."""
 
@@ -308,10 +310,25 @@ class Study(_Section):
                 f"quota.budget = {self.quota.budget} gives {self.calls} calls of {self.blocks.scored} scored "
                 f"positions a block; choose one that gives 1 to {self.blocks.scored}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Self:
+        if "planned" in (self.inference.secondary or {}):
+            raise ValueError(
+                "inference.secondary cannot hold a family named planned; inference.planned is it"
+            )
         for family, comparisons in self.families.items():
-            for side in (s for c in comparisons for s in (c.a, c.b)):
-                if side not in self.routers.names:
-                    raise ValueError(f'{family} comparison names "{side}", which is not among routers.names')
+            for comparison in comparisons:
+                if comparison.a == comparison.b:
+                    raise ValueError(f'{family} comparison "{comparison}" compares a router with itself')
+                if comparisons.count(comparison) > 1:
+                    raise ValueError(f'{family} comparison "{comparison}" comes twice')
+                for side in (comparison.a, comparison.b):
+                    if side not in self.routers.names:
+                        raise ValueError(
+                            f'{family} comparison names "{side}", which is not among routers.names'
+                        )
         return self
 
     @property
@@ -435,7 +452,7 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     for checkpoint in data["checkpoints"] if isinstance(data.get("checkpoints"), list) else []:
         for key in ("model", "tokenizer"):
             value = checkpoint.get(key) if isinstance(checkpoint, dict) else None
-            if isinstance(value, str) and (is_local(value) or (folder / value).exists()):
+            if isinstance(value, str) and (is_local(value) or os.path.exists(folder / value)):
                 checkpoint[key] = str((folder / Path(value).expanduser()).resolve())
     return data
 
@@ -468,11 +485,13 @@ def _known_keys(location: tuple[int | str, ...]) -> list[str]:
     """Field names of the section that `location` leads to."""
     section: Any = Study
     for part in location:
-        if isinstance(part, int):
-            continue
-        annotation = section.model_fields[part].annotation if part in section.model_fields else None
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        section = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), None)
-        if section is None:
-            return []
+        if part in section.model_fields:  # else it is an index, or a key of a dictionary of sections
+            section = _section_of(section.model_fields[part].annotation)
     return list(section.model_fields)
+
+
+def _section_of(annotation: Any) -> Any:
+    """The section within a field's type, such as Comparison in `dict[str, tuple[Comparison, ...]] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(filter(None, map(_section_of, get_args(annotation))), None)

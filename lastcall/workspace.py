@@ -7,7 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-import lastcall
 from lastcall.errors import OutputError
 from lastcall.lock import differences, digest, file_hashes
 from lastcall.measure import location
@@ -15,6 +14,7 @@ from lastcall.measure.corpus import Blocked, Corpus, clusters, common_books, cut
 from lastcall.progress import Reporter, Silent
 from lastcall.records import RunFolder
 from lastcall.study import Checkpoint, Study, read_study, save_study
+from lastcall.version import __version__
 
 if TYPE_CHECKING:
     from lastcall.measure.loading import Loaded, Tokenizer
@@ -115,7 +115,7 @@ class Workspace:
         study = self.study
         plan = study.plan()
         common = {
-            "software": lastcall.__version__,
+            "software": __version__,
             "checkpoint": next(c for c in plan["checkpoints"] if c["name"] == checkpoint.name),
             "files": self.hashes[checkpoint.name],
             "blocks": plan["blocks"],

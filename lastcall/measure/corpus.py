@@ -82,7 +82,7 @@ class BookBlocks:
     split: Split
     n_tokens: int
     starts: tuple[int, ...]
-    tokens: Int32[np.ndarray, "blocks horizon+1"]
+    tokens: Int32[np.ndarray, "blocks tokens"]
 
 
 @final

@@ -156,6 +156,6 @@ def write(
 ) -> None:
     """Write one book's states, then its record: a record's presence means its states are there."""
     with atomic(run.states(checkpoint, split, measured.book)) as temporary:
-        safetensors.torch.save_file(measured.states, temporary)
+        temporary.write_bytes(safetensors.torch.save(measured.states))  # a full disk is an OSError so
     columns = measured_columns(study.measure.local_windows)
     write_table(run.measured(checkpoint, split, measured.book), columns, measured.columns, source)

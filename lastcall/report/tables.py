@@ -20,7 +20,7 @@ from lastcall.report.wording import (
     signed,
     title,
 )
-from lastcall.results import CheckpointResult, Family, Interval, Judged, RouterResult
+from lastcall.results import CheckpointResult, ComparisonResult, Family, Interval, Judged, RouterResult
 
 _STYLES = {"learned": "", "fixed": "", "reference": "dim", "ceiling": "dim italic"}
 
@@ -35,25 +35,26 @@ def routers_table(judged: Judged) -> list[Table]:
     return [_routers(checkpoint) for checkpoint in judged["checkpoints"]]
 
 
-def comparisons_table(family: Family) -> Table:
-    """A family's comparisons under their checkpoints: Δ with simultaneous interval, Holm's p, the verdict."""
-    label = "planned" if family["planned"] else "secondary, outside the planned family"
-    table = _table(f"{family['name']} comparisons" + ("" if family["planned"] else f" ({label})"))
+def comparisons_tables(family: Family) -> list[Table]:
+    """A family's comparisons, one table a checkpoint: Δ with simultaneous interval, Holm's p, the verdict."""
+    label = "planned" if family["planned"] else f"{family['name']} (secondary, outside the planned family)"
+    return [_comparisons(f"{label}: {name}", comparisons) for name, comparisons in by_checkpoint(family)]
+
+
+def _comparisons(heading: str, comparisons: list[ComparisonResult]) -> Table:
+    table = _table(heading)
     table.add_column("A over B", overflow="fold")
     _figures(table, "Δ, nats a token", "simultaneous", "Holm p")
     table.add_column("verdict", min_width=14)
-    for checkpoint, comparisons in by_checkpoint(family):
-        table.add_section()
-        table.add_row(Text(checkpoint, style="bold"))
-        for c in comparisons:
-            look = LOOKS[c["verdict"]]
-            table.add_row(
-                Text(title(c)),
-                signed(c["delta"]["estimate"]),
-                _cell(bracket(c["simultaneous_low"], c["simultaneous_high"])),
-                p_value(c["p_holm"]),
-                Text(f"{look.symbol} {c['verdict']}", style=look.terminal),
-            )
+    for c in comparisons:
+        look = LOOKS[c["verdict"]]
+        table.add_row(
+            Text(title(c)),
+            signed(c["delta"]["estimate"]),
+            _cell(bracket(c["simultaneous_low"], c["simultaneous_high"])),
+            p_value(c["p_holm"]),
+            Text(f"{look.symbol} {c['verdict']}", style=look.terminal),
+        )
     return table
 
 

@@ -155,7 +155,8 @@ def _excluded(planned: list[ComparisonResult], threshold: float) -> list[str]:
     if len(planned) == 1:
         sentences = [f"For it {size} is {'excluded' if small else 'not excluded'}."]
     elif small:
-        sentences = [f"For {_word(len(small))} of them {size} is excluded."]
+        which = "all" if len(small) == len(planned) else _word(len(small))
+        sentences = [f"For {which} of them {size} is excluded."]
     else:
         sentences = [f"For none of them is {size} excluded."]
     if trifles := _count(small, "gain"):

@@ -3,7 +3,7 @@
     fitted/<checkpoint>/<router>-<seed>.safetensors   network, scaling, projection
     fitted/<checkpoint>/by-position.safetensors       mean utility by scored position in the fit split
     fitted/<checkpoint>/thresholds.json               τ by router and seed
-    fitted/<checkpoint>/training.json                 held-out loss an epoch, epoch kept, source digest
+    fitted/<checkpoint>/training.json                 source digest, files, held-out loss an epoch, epoch kept
 
 Everything is float32 on the CPU: a router is small, and the same study gives the same bytes.
 """
@@ -11,6 +11,7 @@ Everything is float32 on the CPU: a router is small, and the same study gives th
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypedDict, final
@@ -20,7 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from lastcall.errors import BookError, OutputError
+from lastcall.errors import BookError, NonFiniteError, OutputError
 from lastcall.records import RunFolder, atomic, read_json, write_json
 from lastcall.routing.dataset import Dataset
 from lastcall.routing.quota import threshold
@@ -29,6 +30,7 @@ from lastcall.study import LEARNED_ROUTERS, Routers, Study
 
 THRESHOLDS = "thresholds.json"
 TRAINING = "training.json"
+PROFILE = "by-position.safetensors"
 
 
 class Curve(TypedDict):
@@ -88,9 +90,14 @@ def fit_router(name: str, seed: int, data: Dataset, recipe: Routers) -> tuple[Ro
     best: dict[str, Tensor] = {}
     for _ in range(recipe.epochs):
         _epoch(router, fit, recipe, order, optimizer)
-        losses.append(_held_out_loss(router, fit, recipe))
-        if losses[-1] == min(losses):
+        loss = _held_out_loss(router, fit, recipe)
+        if loss < min(losses, default=math.inf):
             best = copy.deepcopy(router.state_dict())
+        losses.append(loss)
+    if not all(map(math.isfinite, losses)):
+        raise NonFiniteError(
+            f"router {name} at seed {seed} diverges", got=str(losses), todo="lower routers.learning_rate"
+        )
     router.load_state_dict(best)
     return router, Curve(held_out_loss=losses, epoch=1 + losses.index(min(losses)))
 
@@ -129,6 +136,7 @@ def fit_all(
 ) -> None:
     """Fit every router of the study and write its artifacts, made from `source`; calls `advance` a fit."""
     folder = run.fitted(checkpoint)
+    files = [THRESHOLDS]
     thresholds: dict[str, dict[str, float]] = {}
     curves: dict[str, dict[str, Curve]] = {}
     for name in (n for n in study.routers.names if n in LEARNED_ROUTERS):
@@ -137,18 +145,22 @@ def fit_all(
             router, curves[name][str(seed)] = fit_router(name, seed, fit, study.routers)
             scores = router.score(calibration).numpy()
             thresholds[name][str(seed)] = threshold(scores, study.calls, study.blocks.scored)
-            _save(router_file(folder, name, seed), router.state_dict())
+            files.append(_save(router_file(folder, name, seed), router.state_dict()))
             advance()
     if "by-position" in study.routers.names:
-        _save(folder / "by-position.safetensors", {"utility": fit.utility.double().mean(0).float()})
+        profile = fit.utility.double().mean(0).float()
+        files.append(_save(folder / PROFILE, {"utility": profile}))
     write_json(folder / THRESHOLDS, thresholds)
-    write_json(folder / TRAINING, {"source": source, "curves": curves})
+    write_json(folder / TRAINING, {"source": source, "files": files, "curves": curves})
 
 
 def is_fitted(run: RunFolder, checkpoint: str, source: str) -> bool:
     """Whether `checkpoint`'s routers are all there and were fitted from `source`; training.json is last."""
-    path = run.fitted(checkpoint) / TRAINING
-    return path.is_file() and read_json(path)["source"] == source
+    folder = run.fitted(checkpoint)
+    if not (folder / TRAINING).is_file():
+        return False
+    made = read_json(folder / TRAINING)
+    return made["source"] == source and all((folder / file).is_file() for file in made["files"])
 
 
 def router_file(folder: Path, name: str, seed: int) -> Path:
@@ -158,11 +170,10 @@ def router_file(folder: Path, name: str, seed: int) -> Path:
 def load_router(folder: Path, name: str, seed: int, hidden: int) -> Router:
     """The fitted router; OutputError where its file is missing or of another shape."""
     tensors = load_tensors(router_file(folder, name, seed))
-    d = tensors["scaling.projection"].shape[0]
-    router = Router(INPUTS[name], d, hidden)
     try:
+        router = Router(INPUTS[name], tensors["scaling.projection"].shape[0], hidden)
         router.load_state_dict(tensors)
-    except RuntimeError as error:
+    except (KeyError, RuntimeError) as error:
         raise OutputError(
             f"{folder}: router {name} seed {seed} does not fit this study", got=str(error)
         ) from None
@@ -178,11 +189,13 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _save(path: Path, tensors: dict[str, Any]) -> None:
+def _save(path: Path, tensors: dict[str, Any]) -> str:
+    """Write `tensors`; the file's name. Through bytes, so that a full disk is an OSError."""
     with atomic(path) as temporary:
-        safetensors.torch.save_file({n: t.contiguous() for n, t in tensors.items()}, temporary)
+        temporary.write_bytes(safetensors.torch.save({n: t.contiguous() for n, t in tensors.items()}))
+    return path.name
 
 
 def position_profile(folder: Path) -> np.ndarray:
     """Mean utility by scored position in the fit split, [n]."""
-    return load_tensors(folder / "by-position.safetensors")["utility"].numpy()
+    return load_tensors(folder / PROFILE)["utility"].numpy()

@@ -89,8 +89,9 @@ class Router(nn.Module):
         self.inputs = inputs
         self.scaling = Scaling(inputs, d)
         self.state_map = nn.Parameter(torch.zeros(d, inputs.state)) if inputs.state else None
-        self.hidden = nn.Linear(inputs.size, hidden)
-        self.out = nn.Linear(hidden, 1)
+        with torch.random.fork_rng(devices=[]):  # a layer draws its own start from the global generator
+            self.hidden = nn.Linear(inputs.size, hidden)
+            self.out = nn.Linear(hidden, 1)
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from lastcall.errors import OutputError
 from lastcall.report.page import render_page, write_page
+from lastcall.report.wording import check_schema
 
 from .fixture import FIXED, LEARNED, judged
 
@@ -170,7 +171,7 @@ def test_a_bare_judged_still_makes_a_page() -> None:
         assert absent not in shown
 
 
-@pytest.mark.parametrize("found", [{"schema": 2}, {}, []])
+@pytest.mark.parametrize("found", [{"schema": 2}, {}])
 def test_another_schema_is_refused_in_one_line(found: Any, tmp_path: Path) -> None:
     with pytest.raises(OutputError, match=r"another schema: got version .*draws version 1") as caught:
         write_page(found, tmp_path / "report.html")
@@ -182,3 +183,8 @@ def test_write_page_leaves_one_file(tmp_path: Path, page: str) -> None:
     write_page(judged(), tmp_path / "deep" / "report.html")
     assert (tmp_path / "deep" / "report.html").read_text(encoding="utf-8") == page
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["report.html"]
+
+
+def test_what_is_no_object_at_all_is_another_schema() -> None:
+    with pytest.raises(OutputError, match="another schema: got version None"):
+        check_schema([])

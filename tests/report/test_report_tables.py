@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from lastcall.errors import OutputError
-from lastcall.report.tables import comparisons_table, routers_table
+from lastcall.report.tables import comparisons_tables, routers_table
 
 from .fixture import FIXED, LEARNED, judged
 
@@ -58,7 +58,10 @@ def test_awkward_figures_still_fit(width: int) -> None:
 @pytest.mark.parametrize("width", [80, 100])
 def test_comparisons_break_words_only(width: int) -> None:
     for family in judged()["families"]:
-        text = "\n".join(shown(comparisons_table(family), width))
+        tables = comparisons_tables(family)
+        text = "\n".join(line for table in tables for line in shown(table, width))
+        for name in {c["checkpoint"] for c in family["comparisons"]}:
+            assert sum(f": {name}" in line for line in text.splitlines()) == 1
         for word in ("A over B", "Δ, nats a token", "simultaneous", "Holm p", "verdict"):
             assert word in text
         rows = [line for line in text.splitlines() if " over " in line and "[" in line]
@@ -74,7 +77,7 @@ def test_markup_in_names_is_shown_not_read() -> None:
     given["checkpoints"][0]["name"] = "[red]x[/red]"
     given["families"][0]["comparisons"][0]["a"] = "[/]"
     assert "[red]x[/red]" in shown(routers_table(given)[0], 100)[0]
-    assert any("[/] over B" in line for line in shown(comparisons_table(given["families"][0]), 100))
+    assert any("[/] over B" in line for line in shown(comparisons_tables(given["families"][0])[0], 100))
 
 
 def test_another_schema_is_refused() -> None:

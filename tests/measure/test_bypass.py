@@ -1,0 +1,113 @@
+"""Patches: undone whatever happens, in order, down to the bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from lastcall.measure.anatomy import Site
+from lastcall.measure.branches import Branches
+from lastcall.measure.bypass import attention_skipped, final_block_deferred, replaced
+from lastcall.measure.loading import Loaded
+from tests.tiny import TINY, token_blocks
+
+Tiny = Callable[..., Loaded]
+TOKENS = token_blocks(1)[:, :-1]
+
+
+class Unplugged(Exception):
+    """What the tests throw."""
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+def logits(site: Site) -> torch.Tensor:
+    return site.model(input_ids=TOKENS, use_cache=False).logits
+
+
+def patched(site: Site) -> list[str]:
+    return [name for name, module in site.model.named_modules() if "forward" in module.__dict__]
+
+
+def unplug(*_: object, **__: object) -> torch.Tensor:
+    raise Unplugged
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_logits_are_bit_identical_after_an_exception_inside_a_patch(name: str, tiny: Tiny) -> None:
+    site = tiny(name).site
+    before = logits(site)
+    with pytest.raises(Unplugged), attention_skipped(site):
+        assert patched(site)
+        assert not torch.equal(logits(site), before)
+        unplug()
+    with pytest.raises(Unplugged), final_block_deferred(site), attention_skipped(site):
+        logits(site)
+        unplug()
+    assert patched(site) == []
+    assert torch.equal(logits(site), before)
+
+
+@pytest.mark.parametrize("inside", ["mlp", "self_attn", "input_layernorm"])
+def test_a_branch_that_fails_midway_leaves_the_model_as_it_was(inside: str, tiny: Tiny) -> None:
+    site = tiny("smollm3").site
+    before = logits(site)
+    for block in (site.model.model.layers[1], site.block):
+        with pytest.raises(Unplugged), replaced(getattr(block, inside), unplug):
+            branches = Branches(site, TOKENS)
+            branches.bypass() if inside != "self_attn" else branches.full()
+        assert patched(site) == []
+    assert torch.equal(logits(site), before)
+
+
+def test_nested_patches_unwind_in_order() -> None:
+    module = nn.Linear(2, 2)
+    x = torch.ones(1, 2)
+    own = module(x)
+    with replaced(module, lambda x: x + 1):
+        with pytest.raises(Unplugged), replaced(module, lambda x: x + 2):
+            with replaced(module, lambda x: x + 3):
+                assert torch.equal(module(x), x + 3)
+            assert torch.equal(module(x), x + 2)
+            unplug()
+        assert torch.equal(module(x), x + 1)
+    assert "forward" not in module.__dict__
+    assert torch.equal(module(x), own)
+
+
+def test_a_forward_that_was_on_the_instance_comes_back() -> None:
+    module = nn.Linear(2, 2)
+    own = module.forward
+
+    def wrapped(x: torch.Tensor) -> torch.Tensor:
+        return -own(x)
+
+    module.forward = wrapped
+    with pytest.raises(Unplugged), replaced(module, unplug):
+        module(torch.ones(1, 2))
+    assert module.__dict__["forward"] is wrapped
+
+
+def test_the_deferred_block_passes_its_input_through_and_keeps_it(tiny: Tiny) -> None:
+    site = tiny("llama").site
+    stock = site.model(input_ids=TOKENS, use_cache=False, output_hidden_states=True)
+    with final_block_deferred(site) as call:
+        out = site.trunk(input_ids=TOKENS, use_cache=False).last_hidden_state
+    assert torch.equal(call.hidden, stock.hidden_states[3])
+    assert torch.equal(out, site.norm(call.hidden))
+    assert "position_embeddings" in call.arguments
+
+
+def test_skipped_attention_in_the_stock_model_is_the_bypass_branch(tiny: Tiny) -> None:
+    for name in TINY:
+        site = tiny(name).site
+        with attention_skipped(site):
+            skipped = site.trunk(input_ids=TOKENS, use_cache=False).last_hidden_state
+        assert torch.equal(skipped, Branches(site, TOKENS).bypass())

@@ -1,0 +1,126 @@
+"""Tiny random models, at least one a row of the architecture table, in which the final attention matters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+
+from lastcall.measure.corpus import BookBlocks
+from lastcall.study import Blocks, Checkpoint, Measure, Study
+
+VOCABULARY = 331
+"""Prime, over 256: bytes are ids, and no tile divides it."""
+HORIZON = 40
+"""Longer than the sliding window, of more than one chunk's remainder in the delta net."""
+WINDOW = 9
+"""Sliding window of the Gemma models."""
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.2,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+_QWEN: dict[str, Any] = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+_GEMMA: dict[str, Any] = {
+    "head_dim": 32,
+    "query_pre_attn_scalar": 24,
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 3,
+}
+_SLIDING, _FULL, _LINEAR = "sliding_attention", "full_attention", "linear_attention"
+
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {"tie_word_embeddings": False, "attention_bias": True, "mlp_bias": True}),
+    "smollm3": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+    "qwen3_5": ("qwen3_5_text", {**_QWEN, "layer_types": [_LINEAR, _FULL, _LINEAR, _FULL]}),
+    "gemma3-sliding": ("gemma3_text", {**_GEMMA, "layer_types": [_SLIDING, _FULL, _SLIDING]}),
+    "gemma3-full": ("gemma3_text", {**_GEMMA, "layer_types": [_SLIDING, _SLIDING, _FULL]}),
+    "gemma3-softcap": (
+        "gemma3_text",
+        {**_GEMMA, "layer_types": [_SLIDING, _SLIDING, _FULL], "final_logit_softcapping": 2.0},
+    ),
+}
+"""Name to transformers' model type and configuration."""
+OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5-linear-end": ("qwen3_5_text", {**_QWEN, "layer_types": [_LINEAR, _FULL, _FULL, _LINEAR]}),
+    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": VOCABULARY}),
+    "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": VOCABULARY}),
+}
+"""What is refused: a final block without attention, architectures without a row."""
+
+
+def build(name: str, seed: int = 0) -> Any:
+    """The random model `name`; norms and biases are drawn too, so that none is an identity."""
+    model_type, values = {**TINY, **OTHERS}[name]
+    sizes = _SIZES if name not in ("gpt2", "mamba") else {}
+    config = transformers.AutoConfig.for_model(model_type, **{**sizes, **values})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() == 1:
+                    parameter += 0.2 * torch.randn_like(parameter)
+    return model
+
+
+def save(name: str, folder: Path, seed: int = 0) -> Path:
+    """Save the random model `name` into `folder`, without a tokenizer."""
+    build(name, seed).save_pretrained(folder)
+    return folder
+
+
+def checkpoint(name: str, model: Path | str, **values: Any) -> Checkpoint:
+    """A checkpoint whose tokens are bytes, on the CPU, unless `values` say otherwise."""
+    return Checkpoint(name=name, model=str(model), **{"tokenizer": "bytes", "device": "cpu", **values})
+
+
+def token_blocks(blocks: int = 2, length: int = HORIZON + 1, seed: int = 0) -> torch.Tensor:
+    """Random token ids [blocks, length], bytes, so that a bytes tokenizer could have made them."""
+    return torch.randint(256, (blocks, length), generator=torch.Generator().manual_seed(seed))
+
+
+def book(name: str, tokens: torch.Tensor) -> BookBlocks:
+    """A book whose blocks are `tokens` [blocks, horizon + 1], one after the other."""
+    count, length = tokens.shape
+    starts = tuple(7 + i * length for i in range(count))
+    return BookBlocks(name, "fit", 7 + count * length, starts, tokens.numpy().astype(np.int32))
+
+
+def study(
+    checkpoints: Sequence[Checkpoint] = (),
+    *,
+    windows: Sequence[int] = (3,),
+    horizon: int = HORIZON,
+    context: int = 5,
+    batch_books: int = 4,
+) -> Study:
+    """A study of blocks of `horizon` predictions and these local windows."""
+    return Study.model_validate(
+        {
+            "name": "tiny",
+            "books": {"source": "folder", "path": ".", "counts": {"fit": 1, "calibration": 1, "test": 1}},
+            "checkpoints": list(checkpoints) or [{"name": "tiny", "model": "random:tiny"}],
+            "blocks": Blocks(horizon=horizon, context=context),
+            "measure": Measure(local_windows=tuple(windows), batch_books=batch_books),
+        }
+    )
