@@ -44,26 +44,40 @@ def unplug(*_: object, **__: object) -> torch.Tensor:
 def test_logits_are_bit_identical_after_an_exception_inside_a_patch(name: str, tiny: Tiny) -> None:
     site = tiny(name).site
     before = logits(site)
-    with pytest.raises(Unplugged), attention_skipped(site):
-        assert patched(site)
-        assert not torch.equal(logits(site), before)
-        unplug()
-    with pytest.raises(Unplugged), final_block_deferred(site), attention_skipped(site):
-        logits(site)
-        unplug()
-    assert patched(site) == []
-    assert torch.equal(logits(site), before)
+
+    def skip_and_fail() -> None:
+        with attention_skipped(site):
+            assert patched(site)
+            assert not torch.equal(logits(site), before)
+            unplug()
+
+    def defer_skip_and_fail() -> None:
+        with final_block_deferred(site), attention_skipped(site):
+            logits(site)
+            unplug()
+
+    for fails in (skip_and_fail, defer_skip_and_fail):
+        with pytest.raises(Unplugged):
+            fails()
+        assert patched(site) == []
+        assert torch.equal(logits(site), before)
 
 
 @pytest.mark.parametrize("inside", ["mlp", "self_attn", "input_layernorm"])
-def test_a_branch_that_fails_midway_leaves_the_model_as_it_was(inside: str, tiny: Tiny) -> None:
+@pytest.mark.parametrize("at", [1, 3])
+def test_a_branch_that_fails_midway_leaves_the_model_as_it_was(at: int, inside: str, tiny: Tiny) -> None:
     site = tiny("smollm3").site
     before = logits(site)
-    for block in (site.model.model.layers[1], site.block):
-        with pytest.raises(Unplugged), replaced(getattr(block, inside), unplug):
+    broken = getattr(site.model.model.layers[at], inside)
+
+    def branch() -> None:
+        with replaced(broken, unplug):
             branches = Branches(site, TOKENS)
-            branches.bypass() if inside != "self_attn" else branches.full()
-        assert patched(site) == []
+            branches.full() if inside == "self_attn" else branches.bypass()
+
+    with pytest.raises(Unplugged):
+        branch()
+    assert patched(site) == []
     assert torch.equal(logits(site), before)
 
 
@@ -71,12 +85,17 @@ def test_nested_patches_unwind_in_order() -> None:
     module = nn.Linear(2, 2)
     x = torch.ones(1, 2)
     own = module(x)
-    with replaced(module, lambda x: x + 1):
-        with pytest.raises(Unplugged), replaced(module, lambda x: x + 2):
+
+    def nest() -> None:
+        with replaced(module, lambda x: x + 2):
             with replaced(module, lambda x: x + 3):
                 assert torch.equal(module(x), x + 3)
             assert torch.equal(module(x), x + 2)
             unplug()
+
+    with replaced(module, lambda x: x + 1):
+        with pytest.raises(Unplugged):
+            nest()
         assert torch.equal(module(x), x + 1)
     assert "forward" not in module.__dict__
     assert torch.equal(module(x), own)
@@ -89,9 +108,13 @@ def test_a_forward_that_was_on_the_instance_comes_back() -> None:
     def wrapped(x: torch.Tensor) -> torch.Tensor:
         return -own(x)
 
+    def fail() -> None:
+        with replaced(module, unplug):
+            module(torch.ones(1, 2))
+
     module.forward = wrapped
-    with pytest.raises(Unplugged), replaced(module, unplug):
-        module(torch.ones(1, 2))
+    with pytest.raises(Unplugged):
+        fail()
     assert module.__dict__["forward"] is wrapped
 
 

@@ -171,8 +171,9 @@ def test_a_bare_judged_still_makes_a_page() -> None:
         assert absent not in shown
 
 
-@pytest.mark.parametrize("found", [{"schema": 2}, {}])
-def test_another_schema_is_refused_in_one_line(found: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("schema", [0, 2])
+def test_another_schema_is_refused_in_one_line(schema: int, tmp_path: Path) -> None:
+    found: Any = {**judged(), "schema": schema}
     with pytest.raises(OutputError, match=r"another schema: got version .*draws version 1") as caught:
         write_page(found, tmp_path / "report.html")
     assert "\n" not in str(caught.value)
