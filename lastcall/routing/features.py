@@ -39,12 +39,13 @@ def trajectory(states: Float[Tensor, "*blocks positions d"]) -> dict[str, Float[
     dot = (at.step[..., 1:, :] * at.step[..., :-1, :]).sum(-1)
     lengths = at.length[..., 1:] * at.length[..., :-1]
     curvature = torch.where(lengths > 0, 1 - _ratio(dot, lengths), 0.0)
-    return {
+    found = {
         "displacement": _shifted(_ratio(at.length, at.norm), 1),
         "extrapolation_error": _shifted(error, 2),
         "curvature": _shifted(curvature, 2),
         "error_change": _shifted(error[..., 1:] - error[..., :-1], 3),
     }
+    return {name: values[..., : states.shape[-2]] for name, values in found.items()}
 
 
 def position(t: Float[Tensor, "*any"], horizon: int) -> dict[str, Float[Tensor, "*any"]]:

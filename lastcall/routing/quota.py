@@ -22,14 +22,14 @@ class Deadline:
     def __init__(self, calls: int, positions: int, threshold: float) -> None:
         if not 0 < calls <= positions:
             raise ValueError(f"calls must be 1 to {positions}, got {calls}")
-        self._calls_left, self._positions_left, self._threshold = calls, positions, threshold
+        self._calls_left, self._positions_left, self._threshold = calls, positions, float(threshold)
 
     def step(self, score: float) -> bool:
         """Whether the next position calls; raises ValueError past the horizon."""
         if self._positions_left == 0:
             raise ValueError("the horizon is over: every position has been decided")
         due = self._calls_left >= self._positions_left
-        call = self._calls_left > 0 and (score > self._threshold or due)
+        call = self._calls_left > 0 and (float(score) > self._threshold or due)
         self._calls_left -= call
         self._positions_left -= 1
         return call
