@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 import torch
@@ -68,10 +70,17 @@ def is_done(run: RunFolder, checkpoint: str, split: Split, batch: Batch, source:
         record = run.measured(checkpoint, split, book.id)
         if not record.is_file() or not run.states(checkpoint, split, book.id).is_file():
             return False
-        found = (pq.read_schema(record).metadata or {}).get(SOURCE, b"").decode()
-        if found != source[book.id]:
+        if _source_of(record) != source[book.id]:
             return False
     return True
+
+
+def _source_of(record: Path) -> str:
+    """The digest of what a record was measured from; empty where the file is torn."""
+    try:
+        return (pq.read_schema(record).metadata or {}).get(SOURCE, b"").decode()
+    except (OSError, pa.ArrowException):
+        return ""
 
 
 @torch.inference_mode()
@@ -154,8 +163,10 @@ def _refuse_non_finite(book: BookBlocks, table: dict[str, np.ndarray], name: str
 def write(
     run: RunFolder, study: Study, checkpoint: str, split: Split, measured: Measured, source: str
 ) -> None:
-    """Write one book's states, then its record: a record's presence means its states are there."""
+    """Write one book's states, then its record: a record's presence means that its own states are there."""
+    record = run.measured(checkpoint, split, measured.book)
     with atomic(run.states(checkpoint, split, measured.book)) as temporary:
+        record.unlink(missing_ok=True)
         temporary.write_bytes(safetensors.torch.save(measured.states))  # a full disk is an OSError so
     columns = measured_columns(study.measure.local_windows)
-    write_table(run.measured(checkpoint, split, measured.book), columns, measured.columns, source)
+    write_table(record, columns, measured.columns, source)
