@@ -45,7 +45,12 @@ def write_split(
 
 
 def _write_states(
-    run: RunFolder, checkpoint: str, split: Split, book: str, states: dict[str, np.ndarray], dtype: torch.dtype
+    run: RunFolder,
+    checkpoint: str,
+    split: Split,
+    book: str,
+    states: dict[str, np.ndarray],
+    dtype: torch.dtype,
 ) -> None:
     with atomic(run.states(checkpoint, split, book)) as temporary:
         stored = {name: torch.from_numpy(values).to(dtype) for name, values in states.items()}

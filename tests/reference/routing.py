@@ -127,9 +127,7 @@ def predicted_utility(weights: Mapping[str, np.ndarray], scalars: Vector, state:
     w = {name: np.asarray(tensor, dtype=np.float64) for name, tensor in weights.items()}
     s = np.asarray(state, dtype=np.float64)
     raw = [*scalars, *(float(s @ column) for column in w["scaling.projection"].T)]
-    inputs = [
-        (x - m) / d for x, m, d in zip(raw, w["scaling.mean"], w["scaling.deviation"], strict=True)
-    ]
+    inputs = [(x - m) / d for x, m, d in zip(raw, w["scaling.mean"], w["scaling.deviation"], strict=True)]
     if "state_map" in w:
         inputs += list((s / w["scaling.rms"]) @ w["state_map"])
     hidden = [
@@ -137,3 +135,50 @@ def predicted_utility(weights: Mapping[str, np.ndarray], scalars: Vector, state:
         for row, bias in zip(w["hidden.weight"], w["hidden.bias"], strict=True)
     ]
     return float(w["out.weight"][0] @ np.array(hidden) + w["out.bias"][0])
+
+
+class Network:
+    """Hidden layer, output and state map, trained by hand: gradients on paper, AdamW by its update."""
+
+    def __init__(self, weights: Mapping[str, np.ndarray]) -> None:
+        self.w = {name: np.array(tensor, dtype=np.float64) for name, tensor in weights.items()}
+        self._first = {name: np.zeros_like(tensor) for name, tensor in self.w.items()}
+        self._second = {name: np.zeros_like(tensor) for name, tensor in self.w.items()}
+        self._steps = 0
+
+    def forward(self, scaled: np.ndarray, states: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Inputs, the hidden layer before GELU, and the prediction, of [positions, …]."""
+        mapped = [states @ self.w["state_map"]] if "state_map" in self.w else []
+        x = np.concatenate([scaled, *mapped], axis=1)
+        h = x @ self.w["hidden.weight"].T + self.w["hidden.bias"]
+        return x, h, np.vectorize(gelu)(h) @ self.w["out.weight"][0] + self.w["out.bias"][0]
+
+    def gradients(
+        self, scaled: np.ndarray, states: np.ndarray, utility: np.ndarray, delta: float
+    ) -> dict[str, np.ndarray]:
+        """Of the mean Huber loss."""
+        x, h, y = self.forward(scaled, states)
+        dy = np.clip(y - utility, -delta, delta) / len(y)
+        cumulative = np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(h)
+        slope = cumulative + h * np.exp(-h * h / 2) / math.sqrt(2 * math.pi)
+        dh = np.outer(dy, self.w["out.weight"][0]) * slope
+        found = {
+            "out.weight": (dy @ np.vectorize(gelu)(h))[None],
+            "out.bias": dy.sum(keepdims=True),
+            "hidden.weight": dh.T @ x,
+            "hidden.bias": dh.sum(0),
+        }
+        if "state_map" in self.w:
+            found["state_map"] = states.T @ (dh @ self.w["hidden.weight"])[:, scaled.shape[1] :]
+        return found
+
+    def step(self, gradients: Mapping[str, np.ndarray], rate: float, decay: float) -> None:
+        """AdamW: β = 0.9 and 0.999, ε = 1e-8, decay apart from the moments."""
+        self._steps += 1
+        for name, g in gradients.items():
+            self.w[name] -= rate * decay * self.w[name]
+            self._first[name] = 0.9 * self._first[name] + 0.1 * g
+            self._second[name] = 0.999 * self._second[name] + 0.001 * g * g
+            mean = self._first[name] / (1 - 0.9**self._steps)
+            square = self._second[name] / (1 - 0.999**self._steps)
+            self.w[name] -= rate * mean / (np.sqrt(square) + 1e-8)

@@ -45,7 +45,9 @@ def test_no_prefix_overspends_or_falls_behind(case: tuple[np.ndarray, float, int
 
 
 @given(cases(), st.data())
-def test_a_call_is_decided_by_its_prefix_alone(case: tuple[np.ndarray, float, int], data: st.DataObject) -> None:
+def test_a_call_is_decided_by_its_prefix_alone(
+    case: tuple[np.ndarray, float, int], data: st.DataObject
+) -> None:
     scores, tau, k = case
     at = data.draw(st.integers(0, len(scores) - 1))
     later = data.draw(st.lists(FLOATS, min_size=len(scores) - at - 1, max_size=len(scores) - at - 1))
