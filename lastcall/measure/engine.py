@@ -78,7 +78,7 @@ def is_done(run: RunFolder, checkpoint: str, split: Split, batch: Batch, source:
 def _source_of(record: Path) -> str:
     """The digest of what a record was measured from; empty where the file is torn."""
     try:
-        return (pq.read_schema(record).metadata or {}).get(SOURCE, b"").decode()
+        return str((pq.read_schema(record).metadata or {}).get(SOURCE, b""), "utf-8")
     except (OSError, pa.ArrowException):
         return ""
 
