@@ -423,7 +423,7 @@ def save_study(source: str | Path, study: Study, target: Path) -> None:
 def _locate(source: str | Path) -> tuple[str, str, Path]:
     """Text, display name and anchor folder of a study file or built-in study."""
     path = Path(source)
-    if path.suffix == ".toml" or path.exists():
+    if path.suffix == ".toml" or path.is_file():
         try:
             return path.read_text(encoding="utf-8"), str(path), path.resolve().parent
         except (OSError, UnicodeDecodeError) as error:

@@ -14,8 +14,8 @@ SCALARS = sorted({name for names in reference.SEES.values() for name in names})
 def made(
     seed: int, books: int = 12, n: int = 8, d: int = 5, *, strength: float = 0.0, told_by: str = "margin"
 ) -> Dataset:
-    """Two blocks a book; utility is `strength` · `told_by` (a scalar, or a state's first coordinate) and noise
-    of deviation 0.1. Scalars have odd means and deviations; states are far from unit size."""
+    """Two blocks a book; utility is `strength` · `told_by` (a scalar, or a state's first coordinate) and
+    noise of deviation 0.1. Scalars have odd means and deviations; states are far from unit size."""
     rng = np.random.default_rng(seed)
     shape = (2 * books, n)
     scalars = {name: rng.normal(size=shape) for name in SCALARS}
