@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 import torch
 import transformers
 
@@ -19,6 +20,8 @@ HORIZON = 40
 """Longer than the sliding window, of more than one chunk's remainder in the delta net."""
 WINDOW = 9
 """Sliding window of the Gemma models."""
+BOS = 300
+"""Id of the beginning-of-text token, outside the bytes."""
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -92,6 +95,19 @@ def save(name: str, folder: Path, seed: int = 0) -> Path:
 def checkpoint(name: str, model: Path | str, **values: Any) -> Checkpoint:
     """A checkpoint whose tokens are bytes, on the CPU, unless `values` say otherwise."""
     return Checkpoint(name=name, model=str(model), **{"tokenizer": "bytes", "device": "cpu", **values})
+
+
+def with_tokenizer(folder: Path, *, bos: bool = True) -> Path:
+    """Save a word-level tokenizer beside the model, with a token it would put first of its own accord."""
+    vocabulary = {f"w{i}": i for i in range(BOS)} | {"<bos>": BOS}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<bos> $A", special_tokens=[("<bos>", BOS)]
+    )
+    special = {"bos_token": "<bos>"} if bos else {}
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
+    return folder
 
 
 def token_blocks(blocks: int = 2, length: int = HORIZON + 1, seed: int = 0) -> torch.Tensor:

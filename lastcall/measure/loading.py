@@ -88,11 +88,19 @@ def _read(checkpoint: Checkpoint, where: Location) -> nn.Module:
     if not gguf:
         _refuse_unknown(where.folder)
     with _one_line(f"cannot load {checkpoint.name} from {where.folder}"):
-        model: nn.Module = transformers.AutoModelForCausalLM.from_pretrained(
+        loaded: tuple[nn.Module, dict[str, Any]] = transformers.AutoModelForCausalLM.from_pretrained(
             where.folder,
             dtype=getattr(torch, checkpoint.dtype),
             attn_implementation=checkpoint.attention,
+            output_loading_info=True,
             **gguf,
+        )
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
+        raise ModelError(
+            f"the weights of {checkpoint.name} in {where.folder} are not whole",
+            got=f"{len(missing)} tensors missing, {missing[0]} among them",
+            todo="download or save the checkpoint again",
         )
     return model
 

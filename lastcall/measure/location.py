@@ -95,7 +95,10 @@ def _tokenizer(checkpoint: Checkpoint, beside: Path | None, download: bool) -> P
 
 def _package_file(model: str) -> Path:
     package, _, file = model.removeprefix("package:").partition("/")
-    spec = importlib.util.find_spec(package)
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # a dotted name without its parent; no name
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         raise ModelError(
             f"the package {package} is not installed",

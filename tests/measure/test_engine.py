@@ -9,9 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-import tokenizers
 import torch
-import transformers
 
 from lastcall.errors import ModelError, NonFiniteError, OutputError
 from lastcall.measure import scoring
@@ -19,24 +17,10 @@ from lastcall.measure.engine import Measured, batches, check_fits, is_done, meas
 from lastcall.measure.loading import Loaded, load
 from lastcall.records import RunFolder, measured_columns, read_tables
 from tests.reference import measure as twin
-from tests.tiny import HORIZON, TINY, VOCABULARY, book, checkpoint, study, token_blocks
+from tests.tiny import BOS, HORIZON, TINY, VOCABULARY, book, checkpoint, study, token_blocks, with_tokenizer
 
 Tiny = Callable[..., Loaded]
 Folder = Callable[[str], Path]
-BOS = 300
-
-
-def with_tokenizer(folder: Path, *, bos: bool = True) -> Path:
-    """Save a word-level tokenizer beside the model, with a token it would put first of its own accord."""
-    vocabulary = {f"w{i}": i for i in range(BOS)} | {"<bos>": BOS}
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="w0"))
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<bos> $A", special_tokens=[("<bos>", BOS)]
-    )
-    special = {"bos_token": "<bos>"} if bos else {}
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(folder)
-    return folder
 
 
 @pytest.fixture
