@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from lastcall.routing.fitting import (
 )
 from lastcall.routing.routers import INPUTS, Router
 from lastcall.study import Routers, Study
+from tests.disk import fill
 from tests.reference import routing as reference
 from tests.routing.made import made
 from tests.synthetic import make_study
@@ -320,9 +320,7 @@ def test_fitted_means_from_this_source_and_every_file_there(
 
 def test_a_full_disk_is_one_line(study: Study, tmp_path: Path) -> None:
     path = router_file(RunFolder(tmp_path).fitted("one"), "B", 2)
-    path.parent.mkdir(parents=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
-    part.symlink_to("/dev/full")
+    fill(path)
     with pytest.raises(OutputError, match=f"cannot write {re.escape(str(path))}.*free some space"):
         fit_into(tmp_path, study)
     assert list(path.parent.iterdir()) == []
