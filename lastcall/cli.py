@@ -56,17 +56,23 @@ app = typer.Typer(
 Out = Annotated[Path, typer.Option("--out", help="The run folder.")]
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(__version__)
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version),
+    ] = False,
 ) -> None:
     """Options of every command."""
     global _debug
     _debug = debug
-    if version:
-        print(__version__)
-        raise typer.Exit
 
 
 @app.command()

@@ -241,7 +241,7 @@ def _contents(ws: Workspace) -> Contents:
 
 def _fitted(folder: RunFolder, names: Sequence[str]) -> Contents:
     """The sections `fitted` and `thresholds`."""
-    files = {folder.relative(p): p for name in names for p in sorted(folder.fitted(name).glob("*.*"))}
+    files = {folder.relative(p): p for name in names for p in folder.fitted_files(name)}
     thresholds = {name: read_json(folder.fitted(name) / "thresholds.json") for name in names}
     return {"fitted": locking.file_hashes(files), "thresholds": thresholds}
 

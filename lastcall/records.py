@@ -137,6 +137,10 @@ class RunFolder:
     def fitted(self, checkpoint: str) -> Path:
         return self.root / "fitted" / checkpoint
 
+    def fitted_files(self, checkpoint: str) -> list[Path]:
+        """Everything fitted on `checkpoint`, in name order; what a kill left half-written is not."""
+        return sorted(p for p in self.fitted(checkpoint).glob("*") if not p.name.startswith("."))
+
     def routed(self, checkpoint: str, book: str) -> Path:
         return self.root / "routed" / checkpoint / f"{book}.parquet"
 
@@ -149,9 +153,10 @@ class RunFolder:
 def atomic(path: Path) -> Iterator[Path]:
     """A temporary path beside `path`, renamed onto it where the block succeeds and removed where it fails.
 
+    One that a kill left behind is written over by the next write of `path`.
     Raises OutputError, naming the path and the reason, where the disk refuses.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    temporary = path.with_name(f".{path.name}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

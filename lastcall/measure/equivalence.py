@@ -7,6 +7,7 @@ mean |Δ| ≤ 1e-3). The stock loss is computed from the stock model's logits, s
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -52,9 +53,12 @@ def full_is_stock(site: Site, tokens: Int[Tensor, "blocks tokens"], dtype: str) 
 
 
 def gate(site: Site, tokens: Int[Tensor, "blocks tokens"], dtype: str, name: str) -> Check:
-    """`full_is_stock`, raising EquivalenceError where it fails: nothing is measured then."""
+    """`full_is_stock`, raising EquivalenceError where it fails: nothing is measured then.
+
+    Where a loss is NaN or infinite it passes: measuring refuses that, and names book and position.
+    """
     check = full_is_stock(site, tokens, dtype)
-    if not check.passed:
+    if not check.passed and math.isfinite(check.found):
         raise EquivalenceError(
             f"{name}: the full branch does not equal the stock model's loss",
             got=f"|Δ| = {check.found:.3g} nats where {check.allowed:g} is allowed",

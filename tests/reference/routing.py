@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from statistics import fmean, pstdev
 
 import numpy as np
@@ -53,6 +54,15 @@ def largest(values: Vector, calls: int) -> list[bool]:
 def every_fifth(positions: int) -> list[bool]:
     """i mod 5 = 0."""
     return [i % 5 == 0 for i in range(positions)]
+
+
+def evenly(calls: int, positions: int) -> list[bool]:
+    """i mod m = 0, m the whole number nearest n / k, where that is k positions; else floor(j · n / k)."""
+    m = round(Fraction(positions, calls))
+    chosen = [i for i in range(positions) if i % m == 0]
+    if len(chosen) != calls:
+        chosen = [math.floor(Fraction(j * positions, calls)) for j in range(calls)]
+    return [i in chosen for i in range(positions)]
 
 
 def threshold(scores: Vector, calls: int, positions: int) -> float:

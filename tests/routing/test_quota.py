@@ -122,11 +122,14 @@ def test_the_largest_are_the_twins_ties_to_the_earlier(values: list[float], data
 
 def test_every_fifth_of_495_is_99() -> None:
     assert evenly(99, 495).tolist() == reference.every_fifth(495)
+    assert np.flatnonzero(evenly(5, 13)).tolist() == [0, 3, 6, 9, 12]
+    assert np.flatnonzero(evenly(5, 12)).tolist() == [0, 2, 4, 7, 9]
 
 
 @given(st.integers(1, 400), st.data())
 def test_evenly_makes_exactly_its_calls_and_spreads_them(n: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, n))
+    assert evenly(k, n).tolist() == reference.evenly(k, n)
     at = np.flatnonzero(evenly(k, n))
     assert len(at) == k
     assert at[0] == 0
