@@ -84,7 +84,7 @@ def run(
 ) -> None:
     """All stages of a study: measure, fit, lock, measure the test split, judge, report. Resumes."""
     from lastcall import pipeline
-    from lastcall.study import read_study
+    from lastcall.study_file import read_study
     from lastcall.workspace import Workspace
 
     folder = out or Path("runs") / read_study(study).name
@@ -176,7 +176,7 @@ def check(
 ) -> None:
     """Check that a patched model is its stock self; exit 1 where it is not."""
     from lastcall.measure.checking import check_checkpoint
-    from lastcall.study import parse_checkpoint
+    from lastcall.study_file import parse_checkpoint
 
     values = {"dtype": dtype, "attention": attention, "device": device, "revision": revision}
     checkpoint = parse_checkpoint({"name": "model", "model": model, **values})
@@ -196,7 +196,8 @@ def books(
 ) -> None:
     """What a folder of books would give: splits, blocks and refusals."""
     from lastcall.measure.describe import describe_folder
-    from lastcall.study import Blocks, parse_checkpoint
+    from lastcall.study import Blocks
+    from lastcall.study_file import parse_checkpoint
 
     tokenize = None
     if model is not None:

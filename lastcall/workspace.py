@@ -13,7 +13,8 @@ from lastcall.measure import location
 from lastcall.measure.corpus import Blocked, Corpus, clusters, common_books, cut_blocks, load_corpus
 from lastcall.progress import Reporter, Silent
 from lastcall.records import RunFolder
-from lastcall.study import Checkpoint, Study, read_study, save_study
+from lastcall.study import Checkpoint, Study
+from lastcall.study_file import read_study, save_study
 from lastcall.version import __version__
 
 if TYPE_CHECKING:
@@ -39,13 +40,15 @@ class Workspace:
         """
         study, run = read_study(source), RunFolder(root)
         if run.study.exists():
-            changed = differences({"plan": read_study(run.study).plan()}, {"plan": study.plan()})
-            if changed:
+            before = read_study(run.study)
+            if changed := differences({"plan": before.plan()}, {"plan": study.plan()}):
                 raise OutputError(
                     f"{root} belongs to another study",
                     got=changed[0],
                     todo="choose another --out for this one",
                 )
+            if before != study:  # the same plan, of files that lie elsewhere now
+                save_study(source, study, run.study)
         elif root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise OutputError(f"{root} is not empty and is no run folder", todo="choose another --out")
         else:

@@ -7,7 +7,8 @@ from typing import Any
 
 import tomlkit
 
-from lastcall.study import Study, parse_study
+from lastcall.study import Study
+from lastcall.study_file import parse_study
 
 LISTS: dict[str, Any] = {"fit": ["a"], "calibration": ["b"], "test": ["c"]}
 LEAST: dict[str, Any] = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lastcall.study import read_study
+from lastcall.study_file import read_study
 from tests.little import write_books
 from tests.tiny import save
 

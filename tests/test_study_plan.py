@@ -10,12 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lastcall import study as module
-from lastcall.study import (
-    ROUTERS,
-    Study,
-    read_study,
-    save_study,
-)
+from lastcall import study_file
+from lastcall.study import ROUTERS, Study
+from lastcall.study_file import read_study, save_study
 from tests.least import LEAST, LISTS, changed, parse
 
 UNPLANNED = {
@@ -72,7 +69,7 @@ def keys(section: type[Any] = Study, prefix: str = "") -> set[str]:
     """Every key of a study file."""
     found = set()
     for name, field in section.model_fields.items():
-        inner = module._section_of(field.annotation)
+        inner = study_file._section_of(field.annotation)
         nested = inner is not None and inner not in (module.Counts, module.Lists, module.Comparison)
         found |= keys(inner, f"{name}.") if nested else {f"{prefix}{name}"}
     return found

@@ -8,14 +8,8 @@ from typing import Any
 import pytest
 
 from lastcall.errors import StudyError
-from lastcall.study import (
-    ROUTERS,
-    built_in_studies,
-    parse_checkpoint,
-    parse_study,
-    read_study,
-    save_study,
-)
+from lastcall.study import ROUTERS
+from lastcall.study_file import built_in_studies, parse_checkpoint, parse_study, read_study, save_study
 from tests.least import LEAST, LISTS, changed, parse
 
 

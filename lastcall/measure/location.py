@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Literal, final
 
 from lastcall.errors import ModelError
-from lastcall.study import Checkpoint, is_local
+from lastcall.study import Checkpoint
+from lastcall.study_file import is_local
 
 _TOKENIZER_FILES = (
     "tokenizer.json",

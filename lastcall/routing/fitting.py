@@ -157,9 +157,10 @@ def fit_all(
 def is_fitted(run: RunFolder, checkpoint: str, source: str) -> bool:
     """Whether `checkpoint`'s routers are all there and were fitted from `source`; training.json is last."""
     folder = run.fitted(checkpoint)
-    if not (folder / TRAINING).is_file():
+    try:
+        made = read_json(folder / TRAINING)
+    except OutputError:  # missing or torn: fitted again
         return False
-    made = read_json(folder / TRAINING)
     return made["source"] == source and all((folder / file).is_file() for file in made["files"])
 
 

@@ -22,7 +22,8 @@ from lastcall.measure.corpus import (
     cut_blocks,
     load_corpus,
 )
-from lastcall.study import SPLITS, Blocks, Books, Counts, Lists, read_study
+from lastcall.study import SPLITS, Blocks, Books, Counts, Lists
+from lastcall.study_file import read_study
 
 SHARED = Path(os.environ.get("LASTCALL_SHARED", Path(__file__).parents[2].parent / "shared")) / "corpus"
 shared = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the shared corpus is not at {SHARED}")
