@@ -72,6 +72,7 @@ def test_the_replayed_loss_is_the_sum_over_the_branches(finished: Path) -> None:
     losses: dict[str, list[float]] = {"J32": [], "random": [], "always": []}
     for path in sorted((run / "measured" / "llama" / "test").glob("*.parquet")):
         rows = pq.read_table(path).to_pandas().query("scored").set_index(["block", "position"])
+        rows = rows.astype({"loss_full": float, "loss_bypass": float})
         routed = pq.read_table(run / "routed" / "llama" / path.name).to_pandas()
         losses["always"].append(rows.loss_full.mean())
         for name in ("J32", "random"):
