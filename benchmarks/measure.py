@@ -65,7 +65,8 @@ def load() -> tuple[Any, Any]:
 
 def study(windows: tuple[int, ...]) -> Any:
     """The demo study with these local windows."""
-    from lastcall.study import Blocks, Measure, read_study
+    from lastcall.study import Blocks, Measure
+    from lastcall.study_file import read_study
 
     changes = {"measure": Measure(local_windows=windows), "blocks": Blocks(horizon=HORIZON)}
     return read_study("demo").model_copy(update=changes)
@@ -208,9 +209,7 @@ def machine(threads: int) -> dict[str, Any]:
 
 def table(found: dict[str, dict[str, float]], rows: list[dict[str, float]], memory: dict[str, float]) -> None:
     """Print what was found."""
-    print(
-        f"{BLOCKS} x {HORIZON} predictions, float32, {len(rows)} interleaved rounds; time over the stock arm's"
-    )
+    print(f"{BLOCKS} x {HORIZON} predictions, float32, {len(rows)} interleaved rounds; times over stock")
     head = ("median", "least", "most", "target", "floor", "seconds", "peak MB")
     print(f"{'':11}" + "".join(f"{word:>9}" for word in head))
     for name, ratio in found.items():
