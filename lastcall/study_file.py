@@ -73,6 +73,9 @@ def save_study(source: str | Path, study: Study, target: Path) -> None:
 def _locate(source: str | Path) -> tuple[str, str, Path]:
     """Text, display name and anchor folder of a study file or built-in study."""
     path = Path(source)
+    if str(source) in built_in_studies():
+        text = resources.files("lastcall.studies").joinpath(f"{source}.toml").read_text(encoding="utf-8")
+        return text, f"built-in study {source}", Path.cwd()
     if path.suffix == ".toml" or path.is_file():
         try:
             return path.read_text(encoding="utf-8"), str(path), path.resolve().parent
@@ -80,9 +83,6 @@ def _locate(source: str | Path) -> tuple[str, str, Path]:
             raise StudyError(
                 f"cannot read the study file {path}", got=_reason(error), todo="check the path"
             ) from None
-    if str(source) in built_in_studies():
-        text = resources.files("lastcall.studies").joinpath(f"{source}.toml").read_text(encoding="utf-8")
-        return text, f"built-in study {source}", Path.cwd()
     near = difflib.get_close_matches(str(source), built_in_studies(), n=1)
     hint = f"did you mean {near[0]}?" if near else f"built-in studies are {', '.join(built_in_studies())}"
     raise StudyError("no such study", got=f'"{source}"', todo=f"give a .toml file or a built-in name; {hint}")
@@ -102,8 +102,12 @@ def _anchored(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     for checkpoint in data["checkpoints"] if isinstance(data.get("checkpoints"), list) else []:
         for key in ("model", "tokenizer"):
             value = checkpoint.get(key) if isinstance(checkpoint, dict) else None
-            if isinstance(value, str) and (is_local(value) or os.path.exists(folder / value)):
+            if not isinstance(value, str) or value == "bytes":
+                continue
+            if is_local(value) or os.path.exists(folder / value):
                 checkpoint[key] = _absolute(value, folder)
+            elif os.path.isdir(value):
+                checkpoint[key] = _absolute(value, Path.cwd())
     return data
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TextIO, final
 
 from lastcall.errors import OutputError
 from lastcall.lock import differences, digest, file_hashes
@@ -31,24 +33,19 @@ class Workspace:
         self.reporter: Reporter = reporter or Silent()
         self._tokenizers: dict[str, Tokenizer] = {}
         self._loaded: Loaded | None = None
+        self._held = False
 
     @classmethod
     def create(cls, source: str | Path, root: Path, reporter: Reporter | None = None) -> Workspace:
         """The workspace of study `source` in `root`, made if need be.
 
-        Raises OutputError where `root` cannot be written, holds another study, or holds something else.
+        A study that is not locked may still change; what is stale is then measured again. Raises OutputError
+        where `root` cannot be written, holds another study, is locked, or holds something else.
         """
         study, run = read_study(source), RunFolder(root)
         if run.study.exists():
-            before = read_study(run.study)
-            if changed := differences({"plan": before.plan()}, {"plan": study.plan()}):
-                raise OutputError(
-                    f"{root} belongs to another study",
-                    got=changed[0],
-                    todo="choose another --out for this one",
-                )
-            if before != study:  # the same plan, of files that lie elsewhere now
-                save_study(source, study, run.study)
+            _require_same(run, read_study(run.study), study)
+            save_study(source, study, run.study)
         elif root.exists() and (not root.is_dir() or any(root.iterdir())):
             raise OutputError(f"{root} is not empty and is no run folder", todo="choose another --out")
         else:
@@ -65,6 +62,24 @@ class Workspace:
                 f"{root} is no run folder: it has no study.toml", todo="begin with `lastcall run`"
             )
         return cls(read_study(run.study), root, reporter)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the run folder, so that no other process works in it; OutputError where one does."""
+        if self._held:
+            yield
+            return
+        with _opened(self.run.root / ".held") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                what = f"another lastcall is at work in {self.run.root}"
+                raise OutputError(what, todo="wait for it, or choose another --out") from None
+            self._held = True
+            try:
+                yield
+            finally:
+                self._held = False
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -115,12 +130,15 @@ class Workspace:
 
     def sources(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Digest of everything a book's record is measured from, by book id: a record of another is stale."""
+        from lastcall.measure.loading import environment
+
         study = self.study
         plan = study.plan()
         common = {
             "software": __version__,
             "checkpoint": next(c for c in plan["checkpoints"] if c["name"] == checkpoint.name),
             "files": self.hashes[checkpoint.name],
+            "environment": environment(checkpoint),
             "blocks": plan["blocks"],
             "measure": plan["measure"],
         }
@@ -144,12 +162,29 @@ class Workspace:
         return {c.name: checkpoint_hashes(location.find(c)) for c in self.study.checkpoints}
 
 
+def _require_same(run: RunFolder, before: Study, study: Study) -> None:
+    """OutputError where the folder is another study's: of another name, or locked under another plan."""
+    changed = differences({"plan": before.plan()}, {"plan": study.plan()})
+    if changed and (before.name != study.name or run.lock.exists()):
+        raise OutputError(
+            f"{run.root} belongs to another study", got=changed[0], todo="choose another --out for this one"
+        )
+
+
 def checkpoint_hashes(where: location.Location) -> dict[str, dict[str, str]]:
     """Hashes of a checkpoint's `weights` and `tokenizer` files, by file name."""
     return {
         "weights": file_hashes({path.name: path for path in where.weight_files}),
         "tokenizer": file_hashes({path.name: path for path in where.tokenizer_files}),
     }
+
+
+def _opened(path: Path) -> TextIO:
+    try:
+        return path.open("w")
+    except OSError as error:
+        what = f"cannot write in {path.parent}"
+        raise OutputError(what, got=error.strerror or str(error), todo="choose another --out") from None
 
 
 def _make(root: Path) -> None:

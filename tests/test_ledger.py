@@ -160,8 +160,8 @@ def test_test_files_are_those_of_their_lock(path: Path) -> None:
     assert ledger.test_files(second) == {"a": "5"}
     assert ledger.test_files("none") == {}
     assert ledger.test_measurements == [
-        {"lock": first, "files": 3, "used": False},
-        {"lock": second, "files": 1, "used": True},
+        {"lock": first, "files": 3, "repeated": 1, "used": False},
+        {"lock": second, "files": 1, "repeated": 0, "used": True},
     ]
 
 
@@ -173,7 +173,7 @@ def test_a_lock_returned_to_is_counted_once(path: Path) -> None:
     ledger = read(path)
     assert ledger.current["hash"] == first
     assert [a["reason"] for a in ledger.amendments] == ["away", "and back"]
-    assert ledger.test_measurements == [{"lock": first, "files": 1, "used": True}]
+    assert ledger.test_measurements == [{"lock": first, "files": 1, "repeated": 0, "used": True}]
 
 
 @pytest.mark.parametrize(
@@ -192,10 +192,19 @@ def test_an_altered_lock_is_refused(path: Path, before: str, after: str) -> None
     assert before in text
     path.write_text(text.replace(before, after, 1), encoding="utf-8")
     for act in (lambda: read(path), lambda: lock(path, CONTENTS, None), lambda: lock(path, CONTENTS, "x")):
-        with pytest.raises(
-            LockError, match=r"lock.jsonl was altered: lock .* does not hash to itself; restore it"
-        ):
+        with pytest.raises(LockError, match=r"lock.jsonl was altered at or before line [12]; restore it"):
             act()
+
+
+@pytest.mark.parametrize("order", [(1, 2), (0, 2), (0, 2, 1), (0, 0, 1, 2), (2,)])
+def test_a_line_dropped_moved_or_repeated_is_refused(path: Path, order: tuple[int, ...]) -> None:
+    first, _ = lock(path, CONTENTS, None)
+    append(path, measured(first, a="1"))
+    lock(path, put("plan", "name", value="other"), "why")
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    path.write_text("".join(lines[i] for i in order), encoding="utf-8")
+    with pytest.raises(LockError, match=r"lock\.jsonl was altered at or before line"):
+        read(path)
 
 
 @pytest.mark.parametrize(
@@ -255,5 +264,5 @@ def test_a_ledger_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 def test_the_lock_never_names_a_clock_or_a_folder(path: Path) -> None:
     lock(path, CONTENTS, None)
     [entry] = read(path).entries
-    assert set(entry) == {"kind", "hash", "contents"}
+    assert set(entry) == {"kind", "hash", "contents", "previous"}
     assert str(path.parent) not in path.read_text(encoding="utf-8")

@@ -18,8 +18,8 @@ import pytest
 import safetensors.numpy
 
 import lastcall
-from lastcall import pipeline
-from lastcall.errors import BookError, LockError, NonFiniteError, OutputError
+from lastcall import judging, pipeline, sealing
+from lastcall.errors import BookError, LockError, NonFiniteError, OutputError, StudyError
 from lastcall.lock import read
 from lastcall.workspace import Workspace
 from tests.little import write_books, write_study
@@ -89,7 +89,7 @@ def test_a_finished_run_does_nothing_again(done: Path) -> None:
     bytes_before = (run / "judged.json").read_bytes()
     lastcall.run(done / "study.toml", run)
     written = {p.name for p, at in before.items() if p.stat().st_mtime_ns != at}
-    assert written <= {"judged.json", "report.html"}
+    assert written <= {"judged.json", "report.html", ".held", "study.toml"}
     assert (run / "judged.json").read_bytes() == bytes_before
 
 
@@ -228,7 +228,8 @@ def test_measuring_the_test_split_after_a_locked_thing_changed_is_refused(done: 
 def test_another_software_version_may_judge_with_a_warning_but_not_measure(
     done: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "__version__", "9.9.9")
+    monkeypatch.setattr(judging, "__version__", "9.9.9")
+    monkeypatch.setattr(sealing, "__version__", "9.9.9")
     judged = judge(done)
     assert judged["lock"]["warnings"] == [f"software version was {lastcall.__version__}, is 9.9.9"]
     with pytest.raises(LockError, match=r"software version was .*, is 9\.9\.9"):
@@ -238,12 +239,20 @@ def test_another_software_version_may_judge_with_a_warning_but_not_measure(
 def test_an_amendment_is_new_beside_the_old_and_shows_for_ever(done: Path) -> None:
     edit(done / "run" / "study.toml", "epochs = 2", "epochs = 3")
     ws = Workspace.open(done / "run")
-    pipeline.fit(ws)
-    with pytest.raises(LockError, match="plan routers epochs was 2, is 3"):
-        pipeline.lock(ws)
+    fitted = {p: p.read_bytes() for p in ws.run.fitted_files("llama")}
+    for stage in (pipeline.fit, pipeline.lock, lambda ws: pipeline.measure(ws, ["fit"])):
+        with pytest.raises(LockError, match="plan routers epochs was 2, is 3"):
+            stage(ws)
+    assert {p: p.read_bytes() for p in ws.run.fitted_files("llama")} == fitted
     pipeline.lock(ws, "three epochs after all")
+    with pytest.raises(LockError, match="an amendment is open"):
+        pipeline.measure(ws, ["test"])
+    pipeline.fit(ws)
+    pipeline.lock(ws)
     with pytest.raises(LockError, match="not measured under the current lock"):
         pipeline.judge(ws)
+    with pytest.raises(LockError, match="judged under another lock"):
+        pipeline.report(ws)
     pipeline.measure(ws, ["test"])
     judged = pipeline.judge(ws)
     pipeline.report(ws)
@@ -326,6 +335,98 @@ def test_a_changed_book_or_setting_before_the_lock_is_measured_again(tmp_path: P
         pipeline.fit(again)
     pipeline.measure(again, ["fit"])
     assert pq.read_table(record).column("token").to_pylist() != tokens
+
+
+def test_an_amendment_needs_a_reason_and_a_lock(done: Path, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match="the reason to amend is empty"):
+        pipeline.lock(Workspace.open(done / "run"), "  ")
+    ws = Workspace.create(write_study(tmp_path / "new", {"llama": "llama"}), tmp_path / "run")
+    pipeline.measure(ws, ["fit", "calibration"])
+    pipeline.fit(ws)
+    with pytest.raises(LockError, match="there is nothing to amend: no lock yet"):
+        pipeline.lock(ws, "why not")
+
+
+def test_moving_locked_test_books_to_fit_measures_nothing(done: Path) -> None:
+    """Under a lock, no stage may write what the lock covers once the plan has changed."""
+    edit(done / "run" / "study.toml", "fit = 6", "fit = 7")
+    edit(done / "run" / "study.toml", "test = 4", "test = 3")
+    before = sorted((done / "run" / "measured").rglob("*"))
+    with pytest.raises(LockError, match="plan books counts fit was 6, is 7"):
+        pipeline.measure(Workspace.open(done / "run"), ["fit"])
+    assert sorted((done / "run" / "measured").rglob("*")) == before
+
+
+def test_a_lost_ledger_is_not_made_anew(done: Path) -> None:
+    (done / "run" / "lock.jsonl").unlink()
+    with pytest.raises(LockError, match=r"the test split was measured here, but there is no lock\.jsonl"):
+        pipeline.lock(Workspace.open(done / "run"))
+
+
+def test_an_altered_ledger_is_refused(done: Path) -> None:
+    path = done / "run" / "lock.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:1], *lines[2:]]))
+    with pytest.raises(LockError, match="was altered at or before line 2"):
+        judge(done)
+
+
+def test_deleted_test_files_are_measured_again_and_counted(done: Path) -> None:
+    same = (done / "run" / "judged.json").read_bytes()
+    book = _first_test_book(done)
+    (done / "run" / "routed" / "llama" / f"{book}.parquet").unlink()
+    with pytest.raises(OutputError, match="is missing; run `lastcall measure` again"):
+        judge(done)
+    pipeline.measure(Workspace.open(done / "run"), ["test"])
+    (row,) = judge(done)["lock"]["test_measurements"]
+    assert (row["files"], row["repeated"]) == (24, 6)
+    assert (done / "run" / "judged.json").read_bytes() != same
+
+
+def test_a_study_may_change_until_it_is_locked(tmp_path: Path) -> None:
+    counts = {"fit": 6, "calibration": 2, "test": 9}
+    with pytest.raises(BookError, match="too few books"):
+        lastcall.run(write_study(tmp_path, {"llama": "llama"}, books={"counts": counts}), tmp_path / "run")
+    lastcall.run(write_study(tmp_path, {"llama": "llama"}), tmp_path / "run")
+
+
+def test_a_renamed_checkpoint_is_a_broken_lock(done: Path) -> None:
+    edit(done / "run" / "study.toml", 'name = "llama"', 'name = "lama"')
+    with pytest.raises(LockError, match="plan checkpoints 1 name was llama, is lama"):
+        judge(done)
+
+
+def test_another_process_in_the_folder_is_refused(done: Path) -> None:
+    ws = Workspace.open(done / "run")
+    code = (
+        "import sys; from pathlib import Path; from lastcall import pipeline;"
+        "from lastcall.workspace import Workspace; pipeline.report(Workspace.open(Path(sys.argv[1])))"
+    )
+    with ws.alone():
+        command = [sys.executable, "-c", code, str(done / "run")]
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "another lastcall is at work in" in result.stderr
+
+
+def test_a_fit_that_was_stopped_keeps_the_routers_it_made(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lastcall.routing import fitting
+
+    folder = done / "run" / "fitted" / "llama"
+    whole = {p.name: p.read_bytes() for p in folder.iterdir()}
+    (folder / "training.json").unlink()
+    (folder / "J32-1.safetensors").unlink()
+    made: list[tuple[str, int]] = []
+    fit_router = fitting.fit_router
+    monkeypatch.setattr(
+        fitting,
+        "fit_router",
+        lambda name, seed, *rest: (made.append((name, seed)), fit_router(name, seed, *rest))[1],
+    )
+    pipeline.fit(Workspace.open(done / "run"))
+    assert made == [("J32", 1)]
+    assert {p.name: p.read_bytes() for p in folder.iterdir()} == whole
 
 
 def test_another_study_in_the_folder_is_refused(finished: Path, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import torch
 
 from lastcall.errors import ModelError
 from lastcall.measure.equivalence import Check, check_all
-from lastcall.measure.loading import load
+from lastcall.measure.loading import BYTES, load
 from lastcall.progress import Reporter
 from lastcall.study import Checkpoint
 
@@ -21,7 +21,7 @@ def check_checkpoint(
     A shorter context shortens the blocks. Raises ModelError where it cannot be loaded.
     """
     with reporter.task("Loading the model", 1) as advance:
-        loaded = load(checkpoint)
+        loaded = load(checkpoint, BYTES)
         advance()
     site = loaded.site
     tokens = min(TOKENS, site.context)

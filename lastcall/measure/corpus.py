@@ -35,6 +35,9 @@ Cluster = Literal["book", "author"]
 Tokenize = Callable[[list[str]], list[list[int]]]
 """Texts to token ids, without special tokens."""
 
+MOST_ID_BYTES = 200
+"""Longest book id, so that every file named after it fits a disk."""
+
 BATCH_BOOKS = 8
 """Books tokenised together."""
 
@@ -103,6 +106,8 @@ def load_corpus(books: Books) -> Corpus:
     """
     source = _open(books)
     entries, left_out = choose(books, source)
+    for entry in entries:
+        _check_id(entry.id)
     loaded = [read_book(entry, data) for entry, data in source.read(entries)]
     loaded.sort(key=lambda book: (SPLITS.index(book.split), id_key(book.id)))
     corpus = Corpus(tuple(loaded), tuple(LeftOut(*one) for one in left_out))
@@ -131,6 +136,17 @@ def read_book(entry: Entry, data: bytes) -> Book:
     if entry.split is None:
         raise BookError(f"book {entry.id} is in no split", todo="list it in one")
     return Book(entry.id, entry.split, entry.author, text, hashlib.sha256(text.encode()).hexdigest())
+
+
+def _check_id(book: str) -> None:
+    """Raises BookError where an id cannot name a file of the run folder."""
+    try:
+        length = len(book.encode())
+    except UnicodeEncodeError:
+        raise BookError("a book's file name is not UTF-8", got=ascii(book), todo="rename it") from None
+    if length > MOST_ID_BYTES or not book.strip(". ") or set(book) & {"/", "\\", "\0"}:
+        got = f"{length} bytes" if length > MOST_ID_BYTES else repr(book)
+        raise BookError(f"book id {book[:40]} cannot name a file", got=got, todo="rename it")
 
 
 def _every_split(corpus: Corpus, which: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -29,6 +30,10 @@ class Tokenizer:
     tokenize: Tokenize
     bos: int | None
     """Id of the beginning-of-text token put before each block, or None."""
+
+
+BYTES = Tokenizer(lambda texts: [list(text.encode()) for text in texts], None)
+"""UTF-8 bytes as ids, for a model without a tokenizer."""
 
 
 @final
@@ -67,9 +72,10 @@ def load_tokenizer(checkpoint: Checkpoint, where: Location | None = None) -> Tok
     if where.tokenizer is None:
         if checkpoint.bos == "bos":
             raise ModelError(f'{checkpoint.name}: bos = "bos" needs a tokenizer', got="UTF-8 bytes as ids")
-        return Tokenizer(lambda texts: [list(text.encode()) for text in texts], None)
+        return BYTES
     gguf = {"gguf_file": where.name} if where.kind == "gguf" and where.tokenizer == where.folder else {}
-    with _quiet(), _one_line(f"cannot read the tokenizer of {checkpoint.name} in {where.tokenizer}"):
+    file = where.tokenizer / gguf["gguf_file"] if gguf else where.tokenizer
+    with _quiet(), _one_line(f"cannot read the tokenizer of {checkpoint.name} in {file}"):
         tokenizer: Any = transformers.AutoTokenizer.from_pretrained(where.tokenizer, **gguf)
     if checkpoint.bos == "bos" and tokenizer.bos_token_id is None:
         raise ModelError(
@@ -152,7 +158,6 @@ def _device(name: str) -> torch.device:
 
 def _facts(checkpoint: Checkpoint, model: nn.Module, where: Location) -> dict[str, str]:
     config: Any = model.config
-    device = next(model.parameters()).device
     facts = {
         "architecture": f"{type(model).__name__} ({config.model_type}, {config.num_hidden_layers} blocks)",
         "weights": {"gguf": "GGUF, dequantised", "random": f"random, {where.name}"}.get(
@@ -163,13 +168,30 @@ def _facts(checkpoint: Checkpoint, model: nn.Module, where: Location) -> dict[st
         "kernels": _kernels(config),
         "beginning of text": checkpoint.bos,
         "tokens": "UTF-8 bytes as ids" if where.tokenizer is None else "the checkpoint's tokenizer",
+        **environment(checkpoint),
+    }
+    if where.kind == "random":
+        facts["weights"] += f", seed {checkpoint.weights_seed}, sha256 {_drawn_hash(model)}"
+    return facts
+
+
+def _drawn_hash(model: nn.Module) -> str:
+    """SHA-256 of drawn parameters, in name order: random weights have no file to hash."""
+    total = hashlib.sha256()
+    for name, parameter in sorted(model.named_parameters()):
+        total.update(name.encode())
+        total.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return total.hexdigest()
+
+
+def environment(checkpoint: Checkpoint) -> dict[str, str]:
+    """What a number may depend on beside the study and its files: device and library versions."""
+    device = _device(checkpoint.device)
+    return {
         "device": device.type if device.type == "cpu" else torch.cuda.get_device_name(device),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-    if where.kind == "random":
-        facts["weights"] += f", seed {checkpoint.weights_seed}"
-    return facts
 
 
 def _kernels(config: Any) -> str:

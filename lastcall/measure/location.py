@@ -14,16 +14,10 @@ from lastcall.errors import ModelError
 from lastcall.study import Checkpoint
 from lastcall.study_file import is_local
 
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "added_tokens.json",
-)
-_HUB_FILES = ("*.safetensors", "*.safetensors.index.json", "config.json", *_TOKENIZER_FILES)
+_TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
+"""Whatever a tokenizer may read; the model's own JSON files are not among them."""
+_MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors.index.json")
+_HUB_FILES = ("*.safetensors", *_MODEL_FILES, *_TOKENIZER_FILES)
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -47,7 +41,8 @@ class Location:
             return []
         if self.kind == "gguf":
             return [self.folder / self.name]
-        return sorted([*self.folder.glob("*.safetensors"), self.folder / "config.json"])
+        kinds = ("*.safetensors", "*.safetensors.index.json", "config.json")
+        return sorted(path for kind in kinds for path in self.folder.glob(kind))
 
     @property
     def tokenizer_files(self) -> list[Path]:
@@ -56,7 +51,8 @@ class Location:
             return []
         if self.kind == "gguf" and self.tokenizer == self.folder:
             return [self.tokenizer / self.name]
-        return sorted(p for name in _TOKENIZER_FILES if (p := self.tokenizer / name).is_file())
+        found = {p for kind in _TOKENIZER_FILES for p in self.tokenizer.glob(kind) if p.is_file()}
+        return sorted(p for p in found if not any(p.match(kind) for kind in _MODEL_FILES))
 
 
 def find(checkpoint: Checkpoint, *, download: bool = True) -> Location:

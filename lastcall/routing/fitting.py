@@ -11,6 +11,7 @@ Everything is float32 on the CPU: a router is small, and the same study gives th
 from __future__ import annotations
 
 import copy
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,8 @@ from lastcall.routing.routers import INPUTS, Router
 from lastcall.study import LEARNED_ROUTERS, Routers, Study
 
 THRESHOLDS = "thresholds.json"
+MADE = "lastcall_made"
+"""Metadata of a router's file: JSON of the source digest it was fitted from and its training curve."""
 TRAINING = "training.json"
 PROFILE = "by-position.safetensors"
 
@@ -142,16 +145,32 @@ def fit_all(
     for name in (n for n in study.routers.names if n in LEARNED_ROUTERS):
         thresholds[name], curves[name] = {}, {}
         for seed in study.routers.seeds:
-            router, curves[name][str(seed)] = fit_router(name, seed, fit, study.routers)
+            path = router_file(folder, name, seed)
+            router, curves[name][str(seed)] = _made(path, name, seed, study.routers, source) or fit_router(
+                name, seed, fit, study.routers
+            )
+            made = {"source": source, "curve": curves[name][str(seed)]}
             scores = router.score(calibration).numpy()
             thresholds[name][str(seed)] = threshold(scores, study.calls, study.blocks.scored)
-            files.append(_save(router_file(folder, name, seed), router.state_dict()))
+            files.append(_save(path, router.state_dict(), made))
             advance()
     if "by-position" in study.routers.names:
         profile = fit.utility.double().mean(0).float()
         files.append(_save(folder / PROFILE, {"utility": profile}))
     write_json(folder / THRESHOLDS, thresholds)
     write_json(folder / TRAINING, {"source": source, "files": files, "curves": curves})
+
+
+def _made(path: Path, name: str, seed: int, recipe: Routers, source: str) -> tuple[Router, Curve] | None:
+    """The router and its curve, where a run that was stopped had fitted them from `source`."""
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            made = json.loads((file.metadata() or {}).get(MADE, "{}"))
+        if made.get("source") != source:
+            return None
+        return load_router(path.parent, name, seed, recipe.hidden), made["curve"]
+    except (OSError, safetensors.SafetensorError, OutputError):  # missing or torn: fitted again
+        return None
 
 
 def is_fitted(run: RunFolder, checkpoint: str, source: str) -> bool:
@@ -190,10 +209,15 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _save(path: Path, tensors: dict[str, Any]) -> str:
-    """Write `tensors`; the file's name. Through bytes, so that a full disk is an OSError."""
+def _save(path: Path, tensors: dict[str, Any], made: dict[str, Any] | None = None) -> str:
+    """Write `tensors` and how they were `made`; the file's name. A full disk is then an OSError.
+
+    One metadata key: safetensors writes several in no fixed order, and the bytes are locked.
+    """
+    metadata = None if made is None else {MADE: json.dumps(made)}
+    data = safetensors.torch.save({n: t.contiguous() for n, t in tensors.items()}, metadata=metadata)
     with atomic(path) as temporary:
-        temporary.write_bytes(safetensors.torch.save({n: t.contiguous() for n, t in tensors.items()}))
+        temporary.write_bytes(data)
     return path.name
 
 

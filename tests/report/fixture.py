@@ -178,8 +178,8 @@ LOCK: LockResult = {
         }
     ],
     "test_measurements": [
-        {"lock": "1c" * 32, "files": 38, "used": False},
-        {"lock": "4f" * 32, "files": 36, "used": True},
+        {"lock": "1c" * 32, "files": 38, "repeated": 0, "used": False},
+        {"lock": "4f" * 32, "files": 36, "repeated": 6, "used": True},
     ],
 }
 
