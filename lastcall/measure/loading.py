@@ -93,7 +93,7 @@ def _read(checkpoint: Checkpoint, where: Location) -> nn.Module:
     gguf = {"gguf_file": where.name} if where.kind == "gguf" else {}
     if not gguf:
         _refuse_unknown(where.folder)
-    with _one_line(f"cannot load {checkpoint.name} from {where.folder}"):
+    with _one_line(f"cannot load {checkpoint.name} from {where.folder}/{where.name}".rstrip("/")):
         loaded: tuple[nn.Module, dict[str, Any]] = transformers.AutoModelForCausalLM.from_pretrained(
             where.folder,
             dtype=getattr(torch, checkpoint.dtype),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +111,7 @@ def test_a_gguf_file_in_a_package_is_found_and_is_its_own_tokenizer(gguf: Path) 
 def test_tokenizer_files_are_those_of_the_tokenizer(tmp_path: Path, copy: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    for name in ("tokenizer.json", "vocab.json", "notes.txt"):
+    for name in ("tokenizer.json", "vocab.json", "notes.md"):
         (other / name).write_text("{}", "utf-8")
     where = location.find(checkpoint("tiny", copy, tokenizer=str(other)))
     assert [path.name for path in where.tokenizer_files] == ["tokenizer.json", "vocab.json"]
@@ -150,7 +151,11 @@ def test_loading_a_folder_leaves_the_global_generator_alone(copy: Path) -> None:
 
 def test_random_weights_say_so(small: str) -> None:
     loaded = load(checkpoint("tiny", small, tokenizer=None, weights_seed=3, dtype="bfloat16"))
-    assert loaded.facts["weights"] == "random, small, seed 3"
+    assert re.fullmatch(r"random, small, seed 3, sha256 [0-9a-f]{64}", loaded.facts["weights"])
+    again = load(checkpoint("tiny", small, tokenizer=None, weights_seed=3, dtype="bfloat16"))
+    other = load(checkpoint("tiny", small, tokenizer=None, weights_seed=4, dtype="bfloat16"))
+    assert again.facts["weights"] == loaded.facts["weights"]
+    assert other.facts["weights"][-64:] != loaded.facts["weights"][-64:]
     assert loaded.location.weight_files == []
     assert loaded.tokenizer.tokenize(["ab"]) == [[97, 98]]
     assert {parameter.dtype for parameter in loaded.site.model.parameters()} == {torch.bfloat16}
@@ -333,7 +338,7 @@ def test_refuses_weights_of_another_shape(copy: Path) -> None:
 def test_refuses_what_is_not_gguf(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"a text, not a model " * 10)
     line = refusal(tmp_path / "model.gguf")
-    assert line.startswith(f"cannot load tiny from {tmp_path}: got ")
+    assert line.startswith(f"cannot load tiny from {tmp_path}/model.gguf: got ")
     assert line.endswith(WHOLE)
 
 
@@ -347,7 +352,7 @@ def test_refuses_a_torn_gguf(left: int, gguf: Path, tmp_path: Path) -> None:
         (None, "cannot read the tokenizer of tiny in"),
     ):
         line = refusal(tmp_path / gguf.name, tokenizer=tokenizer)
-        assert line.startswith(f"{what} {tmp_path}: got ")
+        assert line.startswith(f"{what} {tmp_path / gguf.name}: got ")
         assert line.endswith(WHOLE)
 
 
