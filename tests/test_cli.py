@@ -91,7 +91,13 @@ def test_interrupted_is_130_and_resumes(tmp_path: Path) -> None:
     study = write_study(tmp_path, {"llama": "llama"}, routers={"epochs": 60})
     command = [sys.executable, "-c", CODE, "run", str(study), "--out", str(tmp_path / "run")]
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=ENVIRONMENT,
+        # a job that was itself put in the background ignores SIGINT, and so would its children
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "fitted").exists() and time.monotonic() < deadline:
