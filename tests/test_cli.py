@@ -200,8 +200,8 @@ def test_models_that_are_refused(tmp_path: Path) -> None:
     )
     refused(lastcall("check", "nobody/nothing"), "neither a folder here nor a repository on the hub")
     refused(
-        lastcall("check", save("gpt2", tmp_path / "gpt2")),
-        'not in the table: got model_type "gpt2"; known are',
+        lastcall("check", save("mamba", tmp_path / "mamba")),
+        'not in the table: got model_type "mamba"; known are',
     )
     refused(lastcall("check", save("llama", tmp_path / "m"), "--dtype", "int8"), "dtype: got 'int8'")
     (tmp_path / "torn.gguf").write_bytes(b"GGUF\x03\x00")

@@ -63,18 +63,58 @@ TINY: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """Name to transformers' model type and configuration."""
+_MOE: dict[str, Any] = {
+    "num_experts": 4,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "shared_expert_intermediate_size": 48,
+}
+_SCALED = {"logits_scaling": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.3}
+_MAMBA: dict[str, Any] = {
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_d_state": 8,
+    "mamba_chunk_size": 16,
+}
+
+ROWS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere2": ("cohere2", {"sliding_window": WINDOW, "logit_scale": 0.25}),
+    "falcon_h1": ("falcon_h1", {**_MAMBA, "lm_head_multiplier": 0.5, "attention_out_multiplier": 0.7}),
+    "gemma2": ("gemma2", {**_GEMMA, "layer_types": [_FULL, _FULL, _SLIDING]}),
+    "gpt2": ("gpt2", {"n_embd": 64, "n_layer": 4, "n_head": 4, "n_positions": 128}),
+    "gpt_neox": ("gpt_neox", {}),
+    "gpt_neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
+    "granite": ("granite", _SCALED),
+    "lfm2": ("lfm2", {"layer_types": ["conv", _FULL, "conv", _FULL]}),
+    "mistral": ("mistral", {"sliding_window": WINDOW}),
+    "mixtral": ("mixtral", _MOE),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": WINDOW}),
+    "olmoe": ("olmoe", _MOE),
+    "phi3": ("phi3", {}),
+    "qwen2": ("qwen2", {}),
+    "qwen3": ("qwen3", {"head_dim": 32}),
+    "qwen3_5_moe": ("qwen3_5_moe_text", {**_QWEN, **_MOE, "layer_types": [_LINEAR, _FULL, _LINEAR, _FULL]}),
+    "qwen3_moe": ("qwen3_moe", _MOE),
+    "qwen3_next": ("qwen3_next", {**_QWEN, **_MOE, "layer_types": [_LINEAR, _FULL, _LINEAR, _FULL]}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+}
+"""Rows of the table that have no hand-written twin: held to plain transformers run twice."""
 OTHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_5-linear-end": ("qwen3_5_text", {**_QWEN, "layer_types": [_LINEAR, _FULL, _FULL, _LINEAR]}),
-    "gpt2": ("gpt2", {"n_embd": 32, "n_layer": 1, "n_head": 2, "vocab_size": VOCABULARY}),
-    "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 1, "vocab_size": VOCABULARY}),
+    "mamba": ("mamba", {"hidden_size": 32, "num_hidden_layers": 1}),
 }
 """What is refused: a final block without attention, architectures without a row."""
 
 
 def build(name: str, seed: int = 0) -> Any:
     """The random model `name`; norms and biases are drawn too, so that none is an identity."""
-    model_type, values = {**TINY, **OTHERS}[name]
-    sizes = _SIZES if name not in ("gpt2", "mamba") else {}
+    model_type, values = {**TINY, **ROWS, **OTHERS}[name]
+    own_names = {n: _SIZES[n] for n in ("vocab_size", "initializer_range", "bos_token_id", "eos_token_id")}
+    sizes = own_names if model_type in ("gpt2", "mamba") else _SIZES
     config = transformers.AutoConfig.for_model(model_type, **{**sizes, **values})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

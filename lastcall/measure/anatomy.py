@@ -26,21 +26,42 @@ class Anatomy:
     blocks: str = "model.layers"
     norm: str = "model.norm"
     """Final norm."""
-    head: str = "lm_head"
-    """Vocabulary projection, an nn.Linear."""
     attention: str = "self_attn"
     """Within a block; a block of another kind (a delta net) does not have it."""
     softcap: str | None = None
     """Config key of the final logits' soft cap c: c · tanh(logits / c); a null value means none."""
+    scale: str | None = None
+    """Config key of a factor the logits are multiplied by."""
+    divisor: str | None = None
+    """Config key of a number the logits are divided by."""
 
 
 TABLE = {
     row.model_type: row
     for row in (
-        Anatomy("llama"),
-        Anatomy("smollm3"),
-        Anatomy("qwen3_5_text"),
+        Anatomy("cohere2", scale="logit_scale"),
+        Anatomy("falcon_h1", norm="model.final_layernorm", scale="lm_head_multiplier"),
+        Anatomy("gemma2", softcap="final_logit_softcapping"),
         Anatomy("gemma3_text", softcap="final_logit_softcapping"),
+        Anatomy("gpt2", "transformer", "transformer.h", "transformer.ln_f", "attn"),
+        Anatomy("gpt_neox", "gpt_neox", "gpt_neox.layers", "gpt_neox.final_layer_norm", "attention"),
+        Anatomy("granite", divisor="logits_scaling"),
+        Anatomy("lfm2", norm="model.embedding_norm"),
+        Anatomy("llama"),
+        Anatomy("mistral"),
+        Anatomy("mixtral"),
+        Anatomy("olmo2"),
+        Anatomy("olmo3"),
+        Anatomy("olmoe"),
+        Anatomy("phi3"),
+        Anatomy("qwen2"),
+        Anatomy("qwen3"),
+        Anatomy("qwen3_5_moe_text"),
+        Anatomy("qwen3_5_text"),
+        Anatomy("qwen3_moe"),
+        Anatomy("qwen3_next"),
+        Anatomy("smollm3"),
+        Anatomy("stablelm"),
     )
 }
 
@@ -123,19 +144,25 @@ class Head:
     weight: torch.Tensor
     """[vocabulary, d]."""
     bias: torch.Tensor | None
-    softcap: float | None
+    softcap: float | None = None
+    scale: float | None = None
+    divisor: float | None = None
 
     @property
     def vocabulary(self) -> int:
         return int(self.weight.shape[0])
 
     def logits(self, states: torch.Tensor, first: int, last: int) -> torch.Tensor:
-        """Float32 logits [rows, last − first] of `states` [rows, d], computed in the model's own type."""
+        """Logits [rows, last − first] of `states` [rows, d], as the model computes them, in its own type."""
         bias = None if self.bias is None else self.bias[first:last]
         logits = nn.functional.linear(states, self.weight[first:last], bias)
+        if self.scale is not None:
+            logits = logits * self.scale
+        if self.divisor is not None:
+            logits = logits / self.divisor
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        return logits.float()
+        return logits
 
 
 @final
@@ -204,11 +231,14 @@ def _module(model: nn.Module, path: str) -> nn.Module:
         ) from None
 
 
-def _head(model: nn.Module, row: Anatomy) -> Head:
-    head = _module(model, row.head)
+def _head(model: Any, row: Anatomy) -> Head:
+    head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise UnknownArchitectureError(
             f"the head of this {row.model_type} is not an nn.Linear", got=type(head).__name__
         )
-    cap = None if row.softcap is None else getattr(model.config, row.softcap, None)
-    return Head(head.weight, head.bias, cap)
+
+    def of(key: str | None) -> float | None:
+        return None if key is None else getattr(model.config, key)
+
+    return Head(head.weight, head.bias, of(row.softcap), of(row.scale), of(row.divisor))

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from lastcall.measure.anatomy import Site
-from lastcall.measure.bypass import BlockCall, attention_skipped, final_block_deferred
+from lastcall.measure.bypass import BlockCall, attention_skipped, run_trunk
 
 State = Float[Tensor, "blocks positions d"]
 
@@ -28,9 +28,7 @@ class Branches:
 
     def __init__(self, site: Site, tokens: Int[Tensor, "blocks positions"]) -> None:
         self._site = site
-        with final_block_deferred(site) as call:
-            site.trunk(input_ids=tokens, use_cache=False)
-        self._call: BlockCall = call
+        self._call: BlockCall = run_trunk(site, tokens)
 
     @property
     def incoming(self) -> State:
@@ -51,7 +49,7 @@ class Branches:
 
     def _normed(self, mask: Tensor | None) -> State:
         output = self._site.block(self._call.hidden, **{**self._call.arguments, "attention_mask": mask})
-        state: Tensor = self._site.norm(output)
+        state: Tensor = self._site.norm(output[0] if isinstance(output, tuple) else output)
         return state
 
     def _banded(self, window: int) -> Tensor:

@@ -6,8 +6,9 @@ A patch replaces a module's `forward` on the instance; the class, the weights an
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, final
 
 import torch
@@ -45,23 +46,32 @@ def attention_skipped(site: Site) -> Iterator[None]:
 
 
 @final
-@dataclass
+@dataclass(frozen=True)
 class BlockCall:
-    """What the trunk handed to the final block: its residual input and its other arguments."""
+    """What the trunk handed to the final block."""
 
-    hidden: torch.Tensor = field(default_factory=lambda: torch.empty(0))
+    hidden: torch.Tensor
     """h, [blocks, positions, d], the incoming residual state."""
-    arguments: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any]
+    """Its other arguments, by name."""
 
 
-@contextlib.contextmanager
-def final_block_deferred(site: Site) -> Iterator[BlockCall]:
-    """The final block passes its input through; what it was called with is in the yielded BlockCall."""
-    call = BlockCall()
+@final
+class _Reached(BaseException):
+    """The trunk has reached the final block; no error, and nothing else may catch it."""
 
-    def keep(hidden_states: torch.Tensor, **arguments: Any) -> torch.Tensor:
-        call.hidden, call.arguments = hidden_states, arguments
-        return hidden_states
 
-    with replaced(site.block, keep):
-        yield call
+def run_trunk(site: Site, tokens: torch.Tensor) -> BlockCall:
+    """Run everything before the final block on token ids [blocks, positions], and nothing from there on."""
+    names = inspect.signature(site.block.forward)
+    reached: list[BlockCall] = []
+
+    def stop(*given: Any, **named: Any) -> None:
+        bound = names.bind(*given, **named).arguments
+        extra = bound.pop("kwargs", {})
+        reached.append(BlockCall(bound.pop("hidden_states"), {**bound, **extra}))
+        raise _Reached
+
+    with replaced(site.block, stop), contextlib.suppress(_Reached):
+        site.trunk(input_ids=tokens, use_cache=False)
+    return reached[0]

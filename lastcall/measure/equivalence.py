@@ -74,7 +74,7 @@ def check_all(site: Site, tokens: Int[Tensor, "blocks tokens"], dtype: str) -> l
     rows = [
         full_is_stock(site, tokens, dtype),
         _bypass_runs_nothing(site, tokens),
-        _bypass_keeps_h(site, tokens),
+        _bypass_is_zeroed(site, tokens),
     ]
     after = _logits(site, tokens[:1, :-1])
     rows.append(
@@ -134,26 +134,22 @@ def _bypass_runs_nothing(site: Site, tokens: Tensor) -> Check:
     return Check("modules of the bypassed attention that ran", float(bypassed), 0.0, "calls")
 
 
-def _bypass_keeps_h(site: Site, tokens: Tensor) -> Check:
-    """The bypass branch must be the FFN half of the block run on h itself: r0 = h."""
-    branches = Branches(site, tokens[:1, :-1])
-    seen: list[Tensor] = []
-    hook = _second_norm(site).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+def _bypass_is_zeroed(site: Site, tokens: Tensor) -> Check:
+    """The bypass branch against the stock model run whole, its final attention computed, then multiplied by
+    zero: what others do and call skipping. The losses must be those."""
+
+    def zeroed(_: nn.Module, __: Any, output: Any) -> Any:
+        return (output[0] * 0, *output[1:])
+
+    ids = tokens[:1]
+    hook = site.attention.register_forward_hook(zeroed)
     try:
-        branches.bypass()
+        slow = stock_loss(site, ids)
     finally:
         hook.remove()
-    gap = (seen[-1].float() - branches.incoming.float()).abs().max()
-    return Check("FFN input of the bypass branch = h (max |Δ|)", float(gap), 0.0, "residual")
-
-
-def _second_norm(site: Site) -> nn.Module:
-    """The norm before the FFN: the first module of the block whose input under bypass is the residual."""
-    for name in ("pre_feedforward_layernorm", "post_attention_layernorm"):
-        module = getattr(site.block, name, None)
-        if isinstance(module, nn.Module):
-            return module
-    raise ModelError("cannot find the norm before the FFN", got=type(site.block).__name__)
+    state = Branches(site, ids[:, :-1]).bypass().flatten(0, 1)
+    fast = score(site.head, state, state, {}, ids[:, 1:].flatten()).loss_bypass
+    return Check("bypass = attention times zero (max |Δ|)", float((fast - slow).abs().max()), 1e-5, "nats")
 
 
 def _cached_is_whole(site: Site, tokens: Tensor, dtype: str) -> Check:

@@ -19,6 +19,7 @@ from lastcall.errors import LastcallError, ModelError
 from lastcall.measure.anatomy import FULL_SIZE, TABLE, Site, locate
 from lastcall.measure.corpus import Tokenize
 from lastcall.measure.location import Location
+from lastcall.measure.scoring import is_fused
 from lastcall.study import Checkpoint
 
 
@@ -166,6 +167,7 @@ def _facts(checkpoint: Checkpoint, model: nn.Module, where: Location) -> dict[st
         "dtype": checkpoint.dtype,
         "attention backend": checkpoint.attention,
         "kernels": _kernels(config),
+        "scoring pass": "triton" if is_fused(next(model.parameters()).device) else "torch",
         "beginning of text": checkpoint.bos,
         "tokens": "UTF-8 bytes as ids" if where.tokenizer is None else "the checkpoint's tokenizer",
         **environment(checkpoint),

@@ -16,6 +16,7 @@ summed in float64. The literal twin is in tests/reference/measure.py.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import final
 
 import torch
@@ -28,6 +29,10 @@ Rows = Float[Tensor, " rows"]
 
 _TILES = {"cpu": (512, 4096), "cuda": (4096, 16384)}
 """Rows and vocabulary entries of a tile by device type: the CPU's stays in cache."""
+
+
+FUSED_ENTRIES = 1 << 28
+"""Logits a branch that exist at a time in the fused pass: 512 MiB in 16 bits."""
 
 
 @final
@@ -91,9 +96,11 @@ def score(
     targets: Int[Tensor, " rows"],
 ) -> Scores:
     """Losses of every branch, uncertainty of the bypass, and KL(full ‖ bypass), for each row."""
-    rows, _ = _TILES[full.device.type]
+    pass_, rows = _score_rows, _TILES[full.device.type][0]
+    if is_fused(full.device):
+        pass_, rows = _score_rows_fused, max(1, FUSED_ENTRIES // head.vocabulary)
     parts = [
-        _score_rows(head, full[at], bypass[at], {w: s[at] for w, s in local.items()}, targets[at])
+        pass_(head, full[at], bypass[at], {w: s[at] for w, s in local.items()}, targets[at])
         for at in (slice(i, i + rows) for i in range(0, len(targets), rows))
     ]
     return Scores(
@@ -114,13 +121,13 @@ def _score_rows(
     _, width = _TILES[full.device.type]
     for first in range(0, head.vocabulary, width):
         last = min(first + width, head.vocabulary)
-        base = head.logits(bypass, first, last)
+        base = head.logits(bypass, first, last).float()
         off.add(base, first, weights=base)
         top = torch.cat([top, base.topk(min(2, last - first), dim=1).values], 1).topk(2, dim=1).values
-        logits = head.logits(full, first, last)
+        logits = head.logits(full, first, last).float()
         on.add(logits, first, weights=logits - base)
         for w, state in local.items():
-            near[w].add(head.logits(state, first, last), first)
+            near[w].add(head.logits(state, first, last).float(), first)
     return Scores(
         loss_full=on.loss.float(),
         loss_bypass=off.loss.float(),
@@ -130,3 +137,20 @@ def _score_rows(
         margin=top[:, 0] - top[:, 1],
         kl=(on.mean - on.lse + off.lse).clamp_min(0).float(),
     )
+
+
+def is_fused(device: torch.device) -> bool:
+    """Whether the scoring pass is the Triton kernel's: on a CUDA device, where Triton is installed."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def _score_rows_fused(
+    head: Head, full: Tensor, bypass: Tensor, local: dict[int, Tensor], targets: Tensor
+) -> Scores:
+    from lastcall.measure import fused
+
+    whole = (0, head.vocabulary)
+    figures = fused.pair(head.logits(full, *whole), head.logits(bypass, *whole), targets)
+    near = {w: fused.losses(head.logits(state, *whole), targets) for w, state in local.items()}
+    loss_full, loss_bypass, kl, entropy, top_logprob, margin = figures.unbind(1)
+    return Scores(loss_full, loss_bypass, near, entropy, top_logprob, margin, kl)

@@ -10,7 +10,7 @@ from torch import nn
 
 from lastcall.measure.anatomy import Site
 from lastcall.measure.branches import Branches
-from lastcall.measure.bypass import attention_skipped, final_block_deferred, replaced
+from lastcall.measure.bypass import attention_skipped, replaced, run_trunk
 from lastcall.measure.loading import Loaded
 from tests.tiny import TINY, token_blocks
 
@@ -52,9 +52,10 @@ def test_logits_are_bit_identical_after_an_exception_inside_a_patch(name: str, t
             unplug()
 
     def defer_skip_and_fail() -> None:
-        with final_block_deferred(site), attention_skipped(site):
-            logits(site)
-            unplug()
+        with replaced(site.norm, unplug):
+            run_trunk(site, TOKENS)  # stops before the norm
+        with replaced(site.model.model.layers[0], unplug), attention_skipped(site):
+            run_trunk(site, TOKENS)
 
     for fails in (skip_and_fail, defer_skip_and_fail):
         with pytest.raises(Unplugged):
@@ -118,14 +119,14 @@ def test_a_forward_that_was_on_the_instance_comes_back() -> None:
     assert module.__dict__["forward"] is wrapped
 
 
-def test_the_deferred_block_passes_its_input_through_and_keeps_it(tiny: Tiny) -> None:
+def test_the_trunk_stops_at_the_final_block_and_keeps_what_it_was_given(tiny: Tiny) -> None:
     site = tiny("llama").site
     stock = site.model(input_ids=TOKENS, use_cache=False, output_hidden_states=True)
-    with final_block_deferred(site) as call:
-        out = site.trunk(input_ids=TOKENS, use_cache=False).last_hidden_state
+    with replaced(site.attention, unplug), replaced(site.block.mlp, unplug), replaced(site.norm, unplug):
+        call = run_trunk(site, TOKENS)
     assert torch.equal(call.hidden, stock.hidden_states[3])
-    assert torch.equal(out, site.norm(call.hidden))
     assert "position_embeddings" in call.arguments
+    assert "hidden_states" not in call.arguments
 
 
 def test_skipped_attention_in_the_stock_model_is_the_bypass_branch(tiny: Tiny) -> None:

@@ -179,7 +179,7 @@ def test_full_sizes_have_the_published_number_of_parameters(name: str, millions:
 # --- the table ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mamba"])
+@pytest.mark.parametrize("name", ["mamba"])
 def test_an_architecture_without_a_row_is_refused_by_name(name: str, tmp_path: Path) -> None:
     folder = save(name, tmp_path / name)
     want = (
@@ -207,7 +207,8 @@ def test_a_row_that_does_not_fit_the_model_is_refused(monkeypatch: pytest.Monkey
         'this LlamaForCausalLM does not have the module "model.final_norm" its row names; '
         "mend the row of lastcall/measure/anatomy.py"
     )
-    monkeypatch.setitem(TABLE, "llama", anatomy.Anatomy("llama", head="model.norm"))
+    monkeypatch.setitem(TABLE, "llama", anatomy.Anatomy("llama"))
+    model.lm_head = model.model.norm
     with pytest.raises(UnknownArchitectureError, match=r"head of this llama is not an nn\.Linear: got Llama"):
         locate(model)
 
