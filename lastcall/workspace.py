@@ -130,6 +130,7 @@ class Workspace:
 
     def sources(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Digest of everything a book's record is measured from, by book id: a record of another is stale."""
+        from lastcall.measure.engine import batches
         from lastcall.measure.loading import environment
 
         study = self.study
@@ -145,16 +146,12 @@ class Workspace:
         hashes = {book.id: book.sha256 for book in self.used.books}
         sources: dict[str, str] = {}
         for split in ("fit", "calibration", "test"):
-            for batch in self.batches(checkpoint, split):
-                texts = [hashes[book] for book in batch]
-                sources |= {book: digest({**common, "batch": texts, "book": hashes[book]}) for book in batch}
+            books = [book for book in self.blocked[checkpoint.name].books if book.split == split]
+            for batch in batches(books, study.measure.batch_books):
+                texts = [hashes[book.id] for book in batch]
+                for text, book in zip(texts, batch, strict=True):
+                    sources[book.id] = digest({**common, "batch": texts, "book": text})
         return sources
-
-    def batches(self, checkpoint: Checkpoint, split: str) -> Iterator[tuple[str, ...]]:
-        """Book ids of each batch of a split, as the study fixes them."""
-        books = [book.id for book in self.blocked[checkpoint.name].books if book.split == split]
-        for i in range(0, len(books), self.study.measure.batch_books):
-            yield tuple(books[i : i + self.study.measure.batch_books])
 
     @cached_property
     def hashes(self) -> dict[str, dict[str, dict[str, str]]]:
