@@ -22,13 +22,26 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "run"]
 
 
-def run(study: str | Path, out: str | Path, reporter: Reporter | None = None) -> Judged:
+def run(
+    study: str | Path,
+    out: str | Path,
+    reporter: Reporter | None = None,
+    *,
+    workers: int | None = None,
+    cluster: str | None = None,
+    trust_remote_code: bool = False,
+) -> Judged:
     """Run every stage of `study` (a TOML file or a built-in name) in the folder `out`, or what is left of it.
 
-    Returns what judged.json holds (`lastcall.results.Judged`). Silent unless given a reporter, such as
+    Measuring is done in this process, or by `workers` processes on Ray, here or on the cluster at address
+    `cluster`. Code that comes with a checkpoint runs only where both the study and `trust_remote_code` say
+    so. Returns what judged.json holds (`lastcall.results.Judged`). Silent unless given a reporter, such as
     `lastcall.progress.OnConsole(rich.console.Console())`. Raises `lastcall.errors.LastcallError`.
     """
     from lastcall import pipeline
     from lastcall.workspace import Workspace
 
-    return pipeline.run(Workspace.create(study, Path(out), reporter))
+    ws = Workspace.create(study, Path(out), reporter, trust_remote_code)
+    if workers is not None:
+        ws.hire(workers, cluster)
+    return pipeline.run(ws)

@@ -55,6 +55,18 @@ app = typer.Typer(
 )
 
 Out = Annotated[Path, typer.Option("--out", help="The run folder.")]
+Trust = Annotated[
+    bool,
+    typer.Option("--trust-remote-code", help="Let code run that comes with a checkpoint, if the study asks."),
+]
+Workers = Annotated[
+    int | None,
+    typer.Option(help="Measure with so many processes, one a GPU, on Ray; in this process without.", min=1),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="Address of the Ray cluster the workers are on: auto, HOST:PORT or ray://HOST:PORT."),
+]
 
 
 def _print_version(asked: bool) -> None:
@@ -82,6 +94,9 @@ def run(
     out: Annotated[
         Path | None, typer.Option("--out", help="The run folder; runs/<study> by default.")
     ] = None,
+    workers: Workers = None,
+    cluster: Cluster = None,
+    trust_remote_code: Trust = False,
 ) -> None:
     """All stages of a study: measure, fit, lock, measure the test split, judge, report. Resumes."""
     from lastcall import pipeline
@@ -89,7 +104,8 @@ def run(
     from lastcall.workspace import Workspace
 
     folder = out or Path("runs") / read_study(study).name
-    ws = Workspace.create(study, folder, _reporter())
+    ws = Workspace.create(study, folder, _reporter(), trust_remote_code)
+    _hire(ws, workers, cluster)
     _print_judged("run", ws, pipeline.run(ws))
 
 
@@ -102,33 +118,51 @@ def demo(out: Annotated[Path, typer.Option("--out", help="The run folder.")] = P
 @app.command()
 def measure(
     out: Out,
+    study: Annotated[
+        str | None, typer.Argument(help="A study to begin in the run folder, where it holds none yet.")
+    ] = None,
     split: Annotated[
         list[str] | None,
         typer.Option(help="fit, calibration or test; by default the first two, and test once locked."),
     ] = None,
+    shard: Annotated[
+        str | None,
+        typer.Option(help="i/n: only every n-th batch, from the i-th on; the shards may run side by side."),
+    ] = None,
+    workers: Workers = None,
+    cluster: Cluster = None,
+    trust_remote_code: Trust = False,
 ) -> None:
     """Measure the books: losses of every branch, features and states."""
     from lastcall import lock as locking
     from lastcall import pipeline
+    from lastcall.holding import Shard
     from lastcall.study import SPLITS
+    from lastcall.workspace import Workspace
 
-    ws = _open(out)
     if unknown := set(split or ()) - set(SPLITS):
         raise StudyError(
             "no such split", got=", ".join(sorted(unknown)), todo=f"choose of {', '.join(SPLITS)}"
         )
+    part = None if shard is None else Shard.parse(shard)
+    ws = (
+        Workspace.create(study, out, _reporter(), trust_remote_code)
+        if study is not None
+        else _open(out, trust_remote_code)
+    )
+    _hire(ws, workers, cluster)
     locked = bool(locking.read(ws.run.lock).locks)
     chosen = [s for s in SPLITS if (s in split if split else s != "test" or locked)]
-    pipeline.measure(ws, chosen)
-    _last_line("measure", out, splits=chosen)
+    pipeline.measure(ws, chosen, part)
+    _last_line("measure", out, splits=chosen, **({} if shard is None else {"shard": shard}))
 
 
 @app.command()
-def fit(out: Out) -> None:
+def fit(out: Out, trust_remote_code: Trust = False) -> None:
     """Fit every router on the fit split and cut its threshold on the calibration split."""
     from lastcall import pipeline
 
-    ws = _open(out)
+    ws = _open(out, trust_remote_code)
     pipeline.fit(ws)
     _last_line("fit", out, checkpoints=[c.name for c in ws.study.checkpoints])
 
@@ -137,11 +171,12 @@ def fit(out: Out) -> None:
 def lock(
     out: Out,
     amend: Annotated[str | None, typer.Option(help="Why a locked thing changed; shown for ever.")] = None,
+    trust_remote_code: Trust = False,
 ) -> None:
     """Lock plan, checkpoints, books, routers and thresholds, before any test utility exists."""
     from lastcall import pipeline
 
-    _last_line("lock", out, lock=pipeline.lock(_open(out), amend))
+    _last_line("lock", out, lock=pipeline.lock(_open(out, trust_remote_code), amend))
 
 
 @app.command()
@@ -231,10 +266,18 @@ def _reporter() -> Any:
     return OnConsole(Console(stderr=True))
 
 
-def _open(out: Path) -> Workspace:
+def _open(out: Path, trust_remote_code: bool = False) -> Workspace:
     from lastcall.workspace import Workspace
 
-    return Workspace.open(out, _reporter())
+    return Workspace.open(out, _reporter(), trust_remote_code)
+
+
+def _hire(ws: Workspace, workers: int | None, cluster: str | None) -> None:
+    """Let other processes measure where that is asked for."""
+    if cluster is not None and workers is None:
+        raise StudyError("--cluster without --workers", todo="say how many workers it may give, one a GPU")
+    if workers is not None:
+        ws.hire(workers, cluster)
 
 
 def _last_line(command: str, out: Path | None, **facts: Any) -> None:

@@ -8,6 +8,7 @@
     │   │   └── UnknownArchitectureError
     │   ├── NonFiniteError    NaN or infinite logits, named by book and position
     │   └── OutputError       the run folder or its disk
+    ├── WorkerError           exit 1: workers died, again and again
     └── CheckError            exit 1: a check failed
         ├── EquivalenceError  the patched model is not the stock model
         └── LockError         a locked thing is missing, changed or not locked yet
@@ -57,6 +58,10 @@ class NonFiniteError(InputError):
 
 class OutputError(InputError):
     """The run folder cannot be written, or belongs to another study."""
+
+
+class WorkerError(LastcallError):
+    """A worker of many died, and so did those in its place."""
 
 
 class CheckError(LastcallError):

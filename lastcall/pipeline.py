@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from lastcall import lock as locking
 from lastcall.errors import BookError, LockError, OutputError, StudyError
+from lastcall.holding import Shard
 from lastcall.judging import judge
 from lastcall.records import RunFolder, read_json, write_json
 from lastcall.results import Judged
@@ -22,7 +23,6 @@ from lastcall.workspace import Workspace
 if TYPE_CHECKING:
     from lastcall.measure.corpus import BookBlocks
     from lastcall.measure.engine import Batch
-    from lastcall.measure.loading import Loaded
     from lastcall.routing.replay import Policies
 
 P = ParamSpec("P")
@@ -54,20 +54,21 @@ def run(ws: Workspace) -> Judged:
     return judged
 
 
-@_alone
-def measure(ws: Workspace, splits: Sequence[Split]) -> None:
-    """Measure what is not measured yet of `splits` (sections 2 and 3); route the test split as it comes.
+def measure(ws: Workspace, splits: Sequence[Split], shard: Shard | None = None) -> None:
+    """Measure what is not measured yet of `splits` (sections 2 and 3), or of a shard of their batches; route
+    the test split as it comes.
 
     Raises LockError where the test split is asked for without a valid lock (section 7).
     """
-    _enough_books(ws)
-    require_unchanged(ws)
-    lock_hash = require_valid_lock(ws) if "test" in splits else ""
-    for checkpoint in ws.study.checkpoints:
-        for split in splits:
-            pending = _pending(ws, checkpoint, split, lock_hash)
-            if pending:
-                _measure_batches(ws, checkpoint, split, pending, lock_hash)
+    with ws.alone(shard):
+        _enough_books(ws)
+        require_unchanged(ws)
+        lock_hash = require_valid_lock(ws) if "test" in splits else ""
+        for checkpoint in ws.study.checkpoints:
+            for split in splits:
+                pending = _pending(ws, checkpoint, split, lock_hash, shard)
+                if pending:
+                    _measure_batches(ws, checkpoint, split, pending, lock_hash)
 
 
 def _enough_books(ws: Workspace) -> None:
@@ -85,16 +86,19 @@ def _enough_books(ws: Workspace) -> None:
         )
 
 
-def _pending(ws: Workspace, checkpoint: Checkpoint, split: Split, lock_hash: str) -> list[Batch]:
+def _pending(
+    ws: Workspace, checkpoint: Checkpoint, split: Split, lock_hash: str, shard: Shard | None = None
+) -> list[Batch]:
     """Batches of a split that are still to be measured: from other sources, or not under this lock."""
     from lastcall.measure.engine import batches, is_done
 
     books = [book for book in ws.blocked[checkpoint.name].books if book.split == split]
     sources = ws.sources(checkpoint)
     written = locking.read(ws.run.lock).test_files(lock_hash)
+    every = batches(books, ws.study.measure.batch_books)
     return [
         batch
-        for batch in batches(books, ws.study.measure.batch_books)
+        for batch in (every if shard is None else shard.of(every))
         if not is_done(ws.run, checkpoint.name, split, batch, sources)
         or (split == "test" and not _is_in_ledger(ws.run, written, checkpoint.name, batch))
     ]
@@ -123,39 +127,36 @@ def _test_files(folder: RunFolder, checkpoint: str, batch: Sequence[BookBlocks])
 def _measure_batches(
     ws: Workspace, checkpoint: Checkpoint, split: Split, pending: list[Batch], lock_hash: str
 ) -> None:
-    from lastcall.measure import engine
+    import torch
+
+    from lastcall.measure.crew import Job
     from lastcall.routing.replay import Policies
 
-    loaded = ws.model(checkpoint)
-    engine.check_fits(loaded, [book for batch in pending for book in batch])
-    _gate(ws, loaded, pending[0], lock_hash)
-    sources = ws.sources(checkpoint)
+    books = tuple(book for batch in pending for book in batch)
+    root, threads = ws.run.root.resolve(), torch.get_num_threads()
+    job = Job(root, ws.study, checkpoint, split, books, ws.sources(checkpoint), threads)
+    ready = ws.crew.prepare(job)
+    for warning in ready.warnings:
+        ws.reporter.say(f"Warning: {warning}")
+    _require_or_record(ws, checkpoint.name, ready.facts, lock_hash)
     policies = Policies(ws.run, ws.study, checkpoint.name) if split == "test" else None
     with ws.reporter.task(f"Measuring {checkpoint.name}, {split}", len(pending)) as advance:
-        for batch in pending:
-            for measured in engine.measure_batch(loaded, ws.study, batch):
-                source = sources[measured.book]
-                engine.write(ws.run, ws.study, checkpoint.name, split, measured, source)
+        for batch in ws.crew.measure(job, pending):
             if policies is not None:
                 _route(ws, policies, batch, lock_hash)
             advance()
 
 
-def _gate(ws: Workspace, loaded: Loaded, batch: Batch, lock_hash: str) -> None:
-    """Refuse a model that is not its stock self, or not the one that was locked; else record what it is."""
-    import torch
-
-    from lastcall.measure.equivalence import gate
-
-    name = loaded.checkpoint.name
-    tokens = torch.from_numpy(batch[0].tokens).to(loaded.site.device).long()
-    gate(loaded.site, tokens, loaded.checkpoint.dtype, name)
+def _require_or_record(ws: Workspace, name: str, facts: dict[str, str], lock_hash: str) -> None:
+    """Refuse a model that is not the one that was locked; before the lock, record what it is."""
     if lock_hash:
         locked = locking.read(ws.run.lock).current["contents"]
-        facts = {name: {**locked["checkpoints"][name], "facts": loaded.facts}}
-        locking.require({"checkpoints": {**locked["checkpoints"], **facts}}, locked)
-    else:
-        write_json(facts_file(ws.run, name), loaded.facts)
+        now = {name: {**locked["checkpoints"][name], "facts": facts}}
+        locking.require({"checkpoints": {**locked["checkpoints"], **now}}, locked)
+        return
+    with ws.turn():
+        if not facts_file(ws.run, name).exists() or read_json(facts_file(ws.run, name)) != facts:
+            write_json(facts_file(ws.run, name), facts)
 
 
 def _route(ws: Workspace, policies: Policies, batch: Batch, lock_hash: str) -> None:
@@ -167,7 +168,8 @@ def _route(ws: Workspace, policies: Policies, batch: Batch, lock_hash: str) -> N
     route(ws.run, ws.study, policies, dataset.read(ws.run, ws.study, name, "test", ids))
     files = {file: ws.run.root / file for file in _test_files(ws.run, name, batch)}
     entry = {"kind": "measured", "lock": lock_hash, "checkpoint": name, "files": locking.file_hashes(files)}
-    locking.append(ws.run.lock, entry)
+    with ws.turn():
+        locking.append(ws.run.lock, entry)
 
 
 @_alone

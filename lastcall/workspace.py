@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, final
+from typing import TYPE_CHECKING, final
 
-from lastcall.errors import OutputError
+from lastcall.errors import OutputError, StudyError
+from lastcall.holding import Shard, holding, turn
 from lastcall.lock import differences, digest, file_hashes
 from lastcall.measure import location
 from lastcall.measure.corpus import Blocked, Corpus, clusters, common_books, cut_blocks, load_corpus
@@ -20,66 +20,82 @@ from lastcall.study_file import read_study, save_study
 from lastcall.version import __version__
 
 if TYPE_CHECKING:
+    from lastcall.measure.crew import Crew
     from lastcall.measure.loading import Loaded, Tokenizer
 
 
 @final
 class Workspace:
-    """One study in one run folder. Books, tokenizers and the model last used are kept in memory."""
+    """One study in one run folder. Books, tokenizers and who measures are kept in memory."""
 
-    def __init__(self, study: Study, root: Path, reporter: Reporter | None = None) -> None:
+    def __init__(
+        self,
+        study: Study,
+        root: Path,
+        reporter: Reporter | None = None,
+        trust_remote_code: bool = False,
+    ) -> None:
+        """`trust_remote_code`: whether code that comes with a checkpoint may run where the study asks it."""
         self.study = study
         self.run = RunFolder(root)
         self.reporter: Reporter = reporter or Silent()
         self._tokenizers: dict[str, Tokenizer] = {}
-        self._loaded: Loaded | None = None
+        self._trusts = trust_remote_code
         self._held = False
+        self._crew: Crew | None = None
 
     @classmethod
-    def create(cls, source: str | Path, root: Path, reporter: Reporter | None = None) -> Workspace:
+    def create(
+        cls,
+        source: str | Path,
+        root: Path,
+        reporter: Reporter | None = None,
+        trust_remote_code: bool = False,
+    ) -> Workspace:
         """The workspace of study `source` in `root`, made if need be.
 
         A study that is not locked may still change; what is stale is then measured again. Raises OutputError
         where `root` cannot be written, holds another study, is locked, or holds something else.
         """
         study, run = read_study(source), RunFolder(root)
-        if run.study.exists():
-            _require_same(run, read_study(run.study), study)
-            save_study(source, study, run.study)
-        elif root.exists() and (not root.is_dir() or any(root.iterdir())):
+        if root.exists() and not run.study.exists() and not _is_empty(root):
             raise OutputError(f"{root} is not empty and is no run folder", todo="choose another --out")
-        else:
-            _make(root)
+        _make(root)
+        with turn(root):
+            if run.study.exists():
+                _require_same(run, read_study(run.study), study)
             save_study(source, study, run.study)
-        return cls(study, root, reporter)
+        return cls(study, root, reporter, trust_remote_code)
 
     @classmethod
-    def open(cls, root: Path, reporter: Reporter | None = None) -> Workspace:
+    def open(cls, root: Path, reporter: Reporter | None = None, trust_remote_code: bool = False) -> Workspace:
         """The workspace of the run folder `root`; OutputError where it is none."""
         run = RunFolder(root)
         if not run.study.is_file():
             raise OutputError(
                 f"{root} is no run folder: it has no study.toml", todo="begin with `lastcall run`"
             )
-        return cls(read_study(run.study), root, reporter)
+        return cls(read_study(run.study), root, reporter, trust_remote_code)
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Hold the run folder, so that no other process works in it; OutputError where one does."""
+    def alone(self, shard: Shard | None = None) -> Iterator[None]:
+        """Hold the run folder, so that no other process works in it, other shards aside, where this is one.
+
+        OutputError where one does.
+        """
         if self._held:
             yield
             return
-        with _opened(self.run.root / ".held") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                what = f"another lastcall is at work in {self.run.root}"
-                raise OutputError(what, todo="wait for it, or choose another --out") from None
+        with holding(self.run.root, shard):
             self._held = True
             try:
                 yield
             finally:
                 self._held = False
+
+    def turn(self) -> contextlib.AbstractContextManager[None]:
+        """One's turn to write what every shard writes."""
+        return turn(self.run.root)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -113,25 +129,44 @@ class Workspace:
         """The checkpoint's tokenizer, loaded once."""
         from lastcall.measure.loading import load_tokenizer
 
+        if getattr(checkpoint, "trust_remote_code", False) and not self._trusts:
+            raise StudyError(
+                f"the study asks to run code that comes with {checkpoint.name}",
+                todo="give --trust-remote-code if you trust it; it can do whatever you can",
+            )
         if checkpoint.name not in self._tokenizers:
             self._tokenizers[checkpoint.name] = load_tokenizer(checkpoint)
         return self._tokenizers[checkpoint.name]
 
-    def model(self, checkpoint: Checkpoint) -> Loaded:
-        """The checkpoint's model; only the last one asked for is kept."""
+    @property
+    def crew(self) -> Crew:
+        """Who measures: this process, unless `hire` says otherwise."""
+        from lastcall.measure.crew import Here, Worker
+
+        if self._crew is None:
+            self._crew = Here(Worker(self._load, self.tokenizer))
+        return self._crew
+
+    def hire(self, workers: int, cluster: str | None = None) -> None:
+        """Let `workers` processes measure, on the Ray cluster at address `cluster` or on this machine.
+
+        Raises InputError where Ray is not installed.
+        """
+        from lastcall.measure.cluster import OnRay
+
+        self._crew = OnRay(workers, cluster, self.reporter)
+
+    def _load(self, checkpoint: Checkpoint, tokenizer: Tokenizer) -> Loaded:
         from lastcall.measure.loading import load
 
-        if self._loaded is None or self._loaded.checkpoint != checkpoint:
-            self._loaded = None
-            with self.reporter.task(f"Loading {checkpoint.name}", 1) as advance:
-                self._loaded = load(checkpoint, self.tokenizer(checkpoint))
-                advance()
-        return self._loaded
+        with self.reporter.task(f"Loading {checkpoint.name}", 1) as advance:
+            loaded = load(checkpoint, tokenizer)
+            advance()
+        return loaded
 
     def sources(self, checkpoint: Checkpoint) -> dict[str, str]:
         """Digest of everything a book's record is measured from, by book id: a record of another is stale."""
         from lastcall.measure.engine import batches
-        from lastcall.measure.loading import environment
 
         study = self.study
         plan = study.plan()
@@ -139,7 +174,7 @@ class Workspace:
             "software": __version__,
             "checkpoint": next(c for c in plan["checkpoints"] if c["name"] == checkpoint.name),
             "files": self.hashes[checkpoint.name],
-            "environment": environment(checkpoint),
+            "environment": self.crew.environment(checkpoint),
             "blocks": plan["blocks"],
             "measure": plan["measure"],
         }
@@ -176,12 +211,9 @@ def checkpoint_hashes(where: location.Location) -> dict[str, dict[str, str]]:
     }
 
 
-def _opened(path: Path) -> TextIO:
-    try:
-        return path.open("w")
-    except OSError as error:
-        what = f"cannot write in {path.parent}"
-        raise OutputError(what, got=error.strerror or str(error), todo="choose another --out") from None
+def _is_empty(root: Path) -> bool:
+    """Whether `root` is a folder with nothing in it but what a shard may have begun."""
+    return root.is_dir() and all(path.name.startswith(".") for path in root.iterdir())
 
 
 def _make(root: Path) -> None:
