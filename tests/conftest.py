@@ -8,6 +8,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before anything imports huggingface_hub
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch: more only wait
 
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,3 +78,24 @@ def tiny(tiny_folder: Callable[[str], Path]) -> Callable[..., Any]:
         return loaded[name, attention]
 
     return get
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study of two checkpoints and its finished run in `run`: copy it before changing it."""
+    import lastcall
+    from tests.little import write_study
+
+    root = tmp_path_factory.mktemp("finished")
+    lastcall.run(write_study(root, {"llama": "llama", "smollm3": "smollm3"}), root / "run")
+    return root
+
+
+@pytest.fixture
+def done(finished: Path, tmp_path: Path) -> Path:
+    """A copy of `finished` to change: the run folder's study names the copy's books and models."""
+    root = tmp_path / "copy"
+    shutil.copytree(finished, root)
+    study = root / "run" / "study.toml"
+    study.write_text(study.read_text().replace(str(finished), str(root)))
+    return root

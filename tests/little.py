@@ -53,3 +53,10 @@ def write_study(root: Path, models: Mapping[str, str], **changes: Callable[[Any]
     path = root / "study.toml"
     path.write_text("# A little study.\n" + tomlkit.dumps(study))
     return path
+
+
+def flip(path: Path, at: int = -1) -> None:
+    """Change one byte of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
