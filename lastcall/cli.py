@@ -6,7 +6,6 @@ Exit 0: done. 1: a check failed or a lock was broken. 2: bad usage or bad input.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sys
@@ -19,12 +18,10 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from lastcall.errors import CheckError, LastcallError, StudyError
+from lastcall.printing import last_line
 from lastcall.version import __version__
 
 if TYPE_CHECKING:
-    from lastcall.measure.describe import FolderSummary
-    from lastcall.measure.equivalence import Check
-    from lastcall.results import Judged
     from lastcall.workspace import Workspace
 
 _debug = False
@@ -58,6 +55,19 @@ Out = Annotated[Path, typer.Option("--out", help="The run folder.")]
 Trust = Annotated[
     bool,
     typer.Option("--trust-remote-code", help="Let code run that comes with a checkpoint, if the study asks."),
+]
+Code = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run Python code that comes with the model: it can do whatever you can."
+    ),
+]
+Pickle = Annotated[
+    bool,
+    typer.Option(
+        "--pickle-may-run-code",
+        help="Read pickled weights where there are no safetensors: a pickle can run any code as you.",
+    ),
 ]
 Workers = Annotated[
     int | None,
@@ -100,13 +110,16 @@ def run(
 ) -> None:
     """All stages of a study: measure, fit, lock, measure the test split, judge, report. Resumes."""
     from lastcall import pipeline
+    from lastcall.analysing import current_answers
+    from lastcall.printing import print_judged
     from lastcall.study_file import read_study
     from lastcall.workspace import Workspace
 
     folder = out or Path("runs") / read_study(study).name
     ws = Workspace.create(study, folder, _reporter(), trust_remote_code)
     _hire(ws, workers, cluster)
-    _print_judged("run", ws, pipeline.run(ws))
+    judged = pipeline.run(ws)
+    print_judged("run", ws, judged, current_answers(ws))
 
 
 @app.command()
@@ -154,7 +167,7 @@ def measure(
     locked = bool(locking.read(ws.run.lock).locks)
     chosen = [s for s in SPLITS if (s in split if split else s != "test" or locked)]
     pipeline.measure(ws, chosen, part)
-    _last_line("measure", out, splits=chosen, **({} if shard is None else {"shard": shard}))
+    last_line("measure", out, splits=chosen, **({} if shard is None else {"shard": shard}))
 
 
 @app.command()
@@ -164,7 +177,7 @@ def fit(out: Out, trust_remote_code: Trust = False) -> None:
 
     ws = _open(out, trust_remote_code)
     pipeline.fit(ws)
-    _last_line("fit", out, checkpoints=[c.name for c in ws.study.checkpoints])
+    last_line("fit", out, checkpoints=[c.name for c in ws.study.checkpoints])
 
 
 @app.command()
@@ -176,18 +189,44 @@ def lock(
     """Lock plan, checkpoints, books, routers and thresholds, before any test utility exists."""
     from lastcall import pipeline
 
-    _last_line("lock", out, lock=pipeline.lock(_open(out, trust_remote_code), amend))
+    last_line("lock", out, lock=pipeline.lock(_open(out, trust_remote_code), amend))
 
 
 @app.command()
 def judge(out: Out) -> None:
     """Judge the locked comparisons from the records. Needs no torch."""
     from lastcall.judging import judge as judge_records
+    from lastcall.printing import print_judged
 
     ws = _open(out)
     with ws.alone():
         judged = judge_records(ws)
-    _print_judged("judge", ws, judged)
+    print_judged("judge", ws, judged)
+
+
+@app.command()
+def power(out: Out) -> None:
+    """The smallest differences the planned comparisons can show, from fit and calibration books alone."""
+    from lastcall import pipeline
+    from lastcall.printing import print_power
+
+    rows = pipeline.power(_open(out))
+    print_power(rows)
+    last_line("power", out, comparisons=rows)
+
+
+@app.command()
+def analyse(out: Out) -> None:
+    """Answer the study's secondary questions. Needs torch, but neither the books nor the weights."""
+    from lastcall import pipeline
+    from lastcall.analysing import asked_of
+    from lastcall.printing import print_answers
+
+    ws = _open(out)
+    answers = pipeline.analyse(ws)
+    print_answers(answers)
+    where = None if answers is None else str(ws.run.analyses)
+    last_line("analyse", out, analyses=where, sections=asked_of(ws))
 
 
 @app.command()
@@ -198,7 +237,7 @@ def report(out: Out) -> None:
     ws = _open(out)
     pipeline.report(ws)
     print(f"Report: {ws.run.report}")
-    _last_line("report", out, report=str(ws.run.report))
+    last_line("report", out, report=str(ws.run.report))
 
 
 @app.command()
@@ -213,18 +252,22 @@ def check(
     seed: Annotated[
         int, typer.Option(help="Seed of the random tokens it is checked on.", min=0, max=2**31 - 1)
     ] = 0,
+    pickle_may_run_code: Pickle = False,
+    trust_remote_code: Code = False,
 ) -> None:
     """Check that a patched model is its stock self; exit 1 where it is not."""
     from lastcall.measure.checking import check_checkpoint
+    from lastcall.printing import print_checks
     from lastcall.study_file import parse_checkpoint
 
     values = {"dtype": dtype, "attention": attention, "device": device, "revision": revision}
-    checkpoint = parse_checkpoint({"name": "model", "model": model, **values})
+    risks = {"pickle_may_run_code": pickle_may_run_code, "trust_remote_code": trust_remote_code}
+    checkpoint = parse_checkpoint({"name": "model", "model": model, **values, **risks})
     facts, checks = check_checkpoint(checkpoint, seed, _reporter())
-    _print_checks(model, facts, checks)
+    print_checks(model, facts, checks)
     failed = [c.name for c in checks if not c.passed]
     found = {c.name: c.found if math.isfinite(c.found) else None for c in checks}
-    _last_line("check", None, model=model, passed=not failed, checks=found)
+    last_line("check", None, model=model, passed=not failed, checks=found)
     if failed:
         raise CheckError(f"{model} fails {len(failed)} of {len(checks)} checks", got="; ".join(failed))
 
@@ -235,9 +278,12 @@ def books(
     model: Annotated[str | None, typer.Option(help="Count tokens with this model's tokenizer.")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Its tokenizer, where it is elsewhere.")] = None,
     horizon: Annotated[int, typer.Option(help="Predictions a block.", min=18)] = 512,
+    pickle_may_run_code: Pickle = False,
+    trust_remote_code: Code = False,
 ) -> None:
     """What a folder of books would give: splits, blocks and refusals."""
     from lastcall.measure.describe import describe_folder
+    from lastcall.printing import print_books
     from lastcall.study import Blocks
     from lastcall.study_file import parse_checkpoint
 
@@ -246,12 +292,41 @@ def books(
         from lastcall.measure.loading import load_tokenizer
 
         values = {"name": "model", "model": model or "random:", "tokenizer": tokenizer}
-        tokenize = load_tokenizer(parse_checkpoint(values)).tokenize
+        risks = {"pickle_may_run_code": pickle_may_run_code, "trust_remote_code": trust_remote_code}
+        tokenize = load_tokenizer(parse_checkpoint({**values, **risks})).tokenize
     summary = describe_folder(folder, tokenize, Blocks(horizon=horizon))
-    _print_books(summary)
+    print_books(summary)
     splits = {s.name: {"books": s.books, "tokens": s.tokens, "blocks": s.blocks} for s in summary.splits}
     refused = {one.id: one.reason for one in summary.refused}
-    _last_line("books", None, folder=str(folder), exact=summary.exact, splits=splits, refused=refused)
+    last_line("books", None, folder=str(folder), exact=summary.exact, splits=splits, refused=refused)
+
+
+@app.command()
+def plan(
+    study: Annotated[str, typer.Argument(help="A study file (TOML), or the name of a built-in study.")],
+    workers: Annotated[
+        int, typer.Option(help="Workers that share the measuring, each on a device of its own.", min=1)
+    ] = 1,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            help="Plan for GPUs whose matrix product, in the checkpoint's type, runs at so many TFLOP/s."
+        ),
+    ] = None,
+) -> None:
+    """What a study will cost, and what would stop it, before anything runs."""
+    from dataclasses import asdict
+
+    from lastcall import planning
+    from lastcall.study_file import read_study
+
+    found = planning.plan(read_study(study), workers=workers, rate=rate, reporter=_reporter())
+    console = Console()
+    for table in planning.tables(found):
+        console.print(table)
+    for sentence in planning.sentences(found):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+    last_line("plan", None, **asdict(found))
 
 
 def main() -> None:
@@ -278,66 +353,3 @@ def _hire(ws: Workspace, workers: int | None, cluster: str | None) -> None:
         raise StudyError("--cluster without --workers", todo="say how many workers it may give, one a GPU")
     if workers is not None:
         ws.hire(workers, cluster)
-
-
-def _last_line(command: str, out: Path | None, **facts: Any) -> None:
-    """The one JSON object that ends stdout."""
-    where = {} if out is None else {"out": str(out)}
-    print(json.dumps({"command": command, **where, **facts}, ensure_ascii=False, allow_nan=False))
-
-
-def _print_judged(command: str, ws: Workspace, judged: Judged) -> None:
-    from lastcall.report.tables import comparisons_tables, routers_table
-    from lastcall.report.wording import answer
-
-    console = Console()
-    for table in routers_table(judged):
-        console.print(table)
-    for family in judged["families"]:
-        for table in comparisons_tables(family):
-            console.print(table)
-    for sentence in answer(judged):
-        console.print(sentence, highlight=False, markup=False)
-    for warning in [*judged["setup"]["warnings"], *judged["lock"]["warnings"]]:
-        console.print(f"Warning: {warning}", highlight=False, markup=False, style="yellow")
-    verdicts = {
-        f"{c['a']} over {c['b']} on {c['checkpoint']}": c["verdict"]
-        for c in judged["families"][0]["comparisons"]
-    }
-    facts: dict[str, Any] = {"lock": judged["lock"]["hash"], "verdicts": verdicts}
-    if command == "run":
-        print(f"Report: {ws.run.report}")
-        facts["report"] = str(ws.run.report)
-    _last_line(command, ws.run.root, judged=str(ws.run.judged), **facts)
-
-
-def _print_checks(model: str, facts: dict[str, str], checks: list[Check]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(model))
-    for heading in ("check", "found", "allowed", ""):
-        table.add_column(heading)
-    for c in checks:
-        found, allowed = f"{c.found:.3g} {c.unit}", f"{c.allowed:g} {c.unit}"
-        table.add_row(c.name, found, allowed, "[green]passed[/]" if c.passed else "[red]failed[/]")
-    console = Console()
-    for name, fact in facts.items():
-        console.print(f"{name}: {fact}", highlight=False, markup=False)
-    console.print(table)
-
-
-def _print_books(summary: FolderSummary) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    exact = "tokens" if summary.exact else "tokens (estimated; give --model to count)"
-    table = Table(title=Text(f"{summary.path} ({summary.layout})"))
-    for heading in ("split", "books", exact, "blocks"):
-        table.add_column(heading, justify="left" if heading == "split" else "right")
-    for s in summary.splits:
-        table.add_row(s.name, f"{s.books:,}", f"{s.tokens:,}", f"{s.blocks:,}")
-    console = Console()
-    console.print(table)
-    for one in summary.refused:
-        console.print(f"refused {one.id}: {one.reason}", highlight=False, markup=False)

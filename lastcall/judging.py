@@ -16,7 +16,7 @@ from lastcall.measure.sources import id_key
 from lastcall.records import write_json
 from lastcall.results import SCHEMA, Judged, LockResult, Provenance, Setup
 from lastcall.sealing import KINDS, fitted_sections
-from lastcall.study import Checkpoint
+from lastcall.study import Checkpoint, Split
 from lastcall.version import __version__
 from lastcall.workspace import Workspace, checkpoint_hashes
 
@@ -27,6 +27,7 @@ def judge(ws: Workspace) -> Judged:
     Raises LockError where anything that is here and locked has changed; what is not here is listed.
     """
     from lastcall.stats.judging import judge as judge_records
+    from lastcall.stats.published import published_result
 
     ledger = locking.read(ws.run.lock)
     current = ledger.current
@@ -36,11 +37,11 @@ def judge(ws: Workspace) -> Judged:
         present, verified, unverified = _reachable(ws, locked)
         warnings = locking.require(present, locked, version_may_differ=True)
         advance()
-        unverified += _check_records(ws, ledger.test_files(current["hash"]), locked)
+        unverified += check_records(ws, ledger.test_files(current["hash"]), locked)
         verified.append("test records and calls")
         advance()
     with ws.reporter.task("Judging", 1) as advance:
-        judgement = judge_records(ws.study, ws.run, _test_clusters(locked))
+        judgement = judge_records(ws.study, ws.run, clusters_in(locked, "test"))
         advance()
     lock_result = LockResult(
         hash=current["hash"],
@@ -51,19 +52,23 @@ def judge(ws: Workspace) -> Judged:
         amendments=ledger.amendments,
         test_measurements=ledger.test_measurements,
     )
+    setup, provenance = _setup(ws, locked, judgement.clusters, judgement.warnings), _provenance(locked)
     judged = Judged(
         schema=SCHEMA,
         software=__version__,
         study=ws.study.name,
         question=ws.study.question,
         claim=ws.study.claim.strip(),
-        setup=_setup(ws, locked, judgement.clusters, judgement.warnings),
+        setup=setup,
         lock=lock_result,
-        provenance=_provenance(locked),
+        provenance=provenance,
         left_out=locked["left_out"],
         checkpoints=judgement.checkpoints,
         families=judgement.families,
     )
+    beside = published_result(ws.study, judgement.published, setup, provenance, locked["left_out"])
+    if beside is not None:
+        judged["published"] = beside
     write_json(ws.run.judged, judged)
     return judged
 
@@ -129,12 +134,12 @@ def _checkpoint_now(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
     return checkpoint_hashes(where)
 
 
-def _check_records(ws: Workspace, files: dict[str, str], locked: Contents) -> list[str]:
+def check_records(ws: Workspace, files: dict[str, str], locked: Contents) -> list[str]:
     """Re-hash the test files in the ledger; which of them (states) are not here."""
     required = [
         ws.run.relative(path)
         for name in locked["checkpoints"]
-        for book, _ in _test_clusters(locked)
+        for book, _ in clusters_in(locked, "test")
         for path in (ws.run.measured(name, "test", book), ws.run.routed(name, book))
     ]
     unmeasured = [file for file in required if file not in files]
@@ -148,12 +153,11 @@ def _check_records(ws: Workspace, files: dict[str, str], locked: Contents) -> li
     return [f"{len(missing)} states files: not here"] if missing else []
 
 
-def _test_clusters(locked: Contents) -> list[tuple[str, str]]:
-    """(book id, cluster id) of the locked test books, in id order."""
+def clusters_in(locked: Contents, split: Split) -> list[tuple[str, str]]:
+    """(book id, cluster id) of the locked books of `split`, in id order."""
     books = locked["books"]
-    return [
-        (book, books[book]["cluster"]) for book in sorted(books, key=id_key) if books[book]["split"] == "test"
-    ]
+    own = [book for book in sorted(books, key=id_key) if books[book]["split"] == split]
+    return [(book, books[book]["cluster"]) for book in own]
 
 
 def _setup(ws: Workspace, locked: Contents, clusters: int, warnings: list[str]) -> Setup:

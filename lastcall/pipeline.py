@@ -10,20 +10,23 @@ from functools import wraps
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from lastcall import lock as locking
+from lastcall.analysing import analyse as answer
+from lastcall.analysing import current_answers
 from lastcall.errors import BookError, LockError, OutputError, StudyError
 from lastcall.holding import Shard
 from lastcall.judging import judge
-from lastcall.records import RunFolder, read_json, write_json
+from lastcall.measure.corpus import cluster_of
+from lastcall.measuring import enough_books, measure_batches, pending
+from lastcall.records import read_json
 from lastcall.results import Judged
-from lastcall.sealing import contents, facts_file, open_amendment, require_unchanged, require_valid_lock
-from lastcall.study import LEARNED_ROUTERS, Checkpoint, Split
+from lastcall.sealing import contents, open_amendment, require_unchanged, require_valid_lock
+from lastcall.secondary import Answers
+from lastcall.study import LEARNED_ROUTERS, Checkpoint, Part, Split
 from lastcall.version import __version__
 from lastcall.workspace import Workspace
 
 if TYPE_CHECKING:
-    from lastcall.measure.corpus import BookBlocks
-    from lastcall.measure.engine import Batch
-    from lastcall.routing.replay import Policies
+    from lastcall.analyses.power import PowerRow
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,9 +50,12 @@ def run(ws: Workspace) -> Judged:
     """Every stage that is still to do."""
     measure(ws, BEFORE_THE_LOCK)
     fit(ws)
+    if not locking.read(ws.run.lock).locks:
+        _say_power(ws)
     lock(ws)
     measure(ws, ("test",))
     judged = judge(ws)
+    analyse(ws)
     report(ws)
     return judged
 
@@ -61,115 +67,20 @@ def measure(ws: Workspace, splits: Sequence[Split], shard: Shard | None = None) 
     Raises LockError where the test split is asked for without a valid lock (section 7).
     """
     with ws.alone(shard):
-        _enough_books(ws)
+        enough_books(ws)
         require_unchanged(ws)
         lock_hash = require_valid_lock(ws) if "test" in splits else ""
         for checkpoint in ws.study.checkpoints:
             for split in splits:
-                pending = _pending(ws, checkpoint, split, lock_hash, shard)
-                if pending:
-                    _measure_batches(ws, checkpoint, split, pending, lock_hash)
+                _measure(ws, checkpoint, split, lock_hash, shard)
+            if lock_hash and (longer := ws.longer) is not None:
+                _measure(longer, checkpoint, "horizon", lock_hash, shard)
 
 
-def _enough_books(ws: Workspace) -> None:
-    """Refuse, before any model runs, a study whose later stages cannot work."""
-    fit_books, every = len(ws.used.split("fit")), ws.study.routers.holdout_every
-    if fit_books < every:
-        raise BookError(
-            "too few fit books to hold one out",
-            got=f"{fit_books} where every {every}th is held out",
-            todo="give more fit books or lower routers.holdout_every",
-        )
-    if len({cluster for _, cluster in ws.clusters}) < 2:
-        raise BookError(
-            "the test split has fewer than two clusters", todo="nothing can be resampled; add books"
-        )
-
-
-def _pending(
-    ws: Workspace, checkpoint: Checkpoint, split: Split, lock_hash: str, shard: Shard | None = None
-) -> list[Batch]:
-    """Batches of a split that are still to be measured: from other sources, or not under this lock."""
-    from lastcall.measure.engine import batches, is_done
-
-    books = [book for book in ws.blocked[checkpoint.name].books if book.split == split]
-    sources = ws.sources(checkpoint)
-    written = locking.read(ws.run.lock).test_files(lock_hash)
-    every = batches(books, ws.study.measure.batch_books)
-    return [
-        batch
-        for batch in (every if shard is None else shard.of(every))
-        if not is_done(ws.run, checkpoint.name, split, batch, sources)
-        or (split == "test" and not _is_in_ledger(ws.run, written, checkpoint.name, batch))
-    ]
-
-
-def _is_in_ledger(folder: RunFolder, written: dict[str, str], checkpoint: str, batch: Batch) -> bool:
-    """Whether every file of a batch of test books is there and in the ledger of the lock."""
-    files = _test_files(folder, checkpoint, batch)
-    return all(file in written and (folder.root / file).is_file() for file in files)
-
-
-def _test_files(folder: RunFolder, checkpoint: str, batch: Sequence[BookBlocks]) -> list[str]:
-    """Files of a batch of test books as the ledger names them, in the order they are written."""
-    paths = [
-        path
-        for book in batch
-        for path in (
-            folder.states(checkpoint, "test", book.id),
-            folder.measured(checkpoint, "test", book.id),
-            folder.routed(checkpoint, book.id),
-        )
-    ]
-    return [folder.relative(path) for path in paths]
-
-
-def _measure_batches(
-    ws: Workspace, checkpoint: Checkpoint, split: Split, pending: list[Batch], lock_hash: str
-) -> None:
-    import torch
-
-    from lastcall.measure.crew import Job
-    from lastcall.routing.replay import Policies
-
-    books = tuple(book for batch in pending for book in batch)
-    root, threads = ws.run.root.resolve(), torch.get_num_threads()
-    job = Job(root, ws.study, checkpoint, split, books, ws.sources(checkpoint), threads)
-    ready = ws.crew.prepare(job)
-    for warning in ready.warnings:
-        ws.reporter.say(f"Warning: {warning}")
-    _require_or_record(ws, checkpoint.name, ready.facts, lock_hash)
-    policies = Policies(ws.run, ws.study, checkpoint.name) if split == "test" else None
-    with ws.reporter.task(f"Measuring {checkpoint.name}, {split}", len(pending)) as advance:
-        for batch in ws.crew.measure(job, pending):
-            if policies is not None:
-                _route(ws, policies, batch, lock_hash)
-            advance()
-
-
-def _require_or_record(ws: Workspace, name: str, facts: dict[str, str], lock_hash: str) -> None:
-    """Refuse a model that is not the one that was locked; before the lock, record what it is."""
-    if lock_hash:
-        locked = locking.read(ws.run.lock).current["contents"]
-        now = {name: {**locked["checkpoints"][name], "facts": facts}}
-        locking.require({"checkpoints": {**locked["checkpoints"], **now}}, locked)
-        return
-    with ws.turn():
-        if not facts_file(ws.run, name).exists() or read_json(facts_file(ws.run, name)) != facts:
-            write_json(facts_file(ws.run, name), facts)
-
-
-def _route(ws: Workspace, policies: Policies, batch: Batch, lock_hash: str) -> None:
-    """Score and call on a batch of test books just written, then enter its files in the ledger."""
-    from lastcall.routing import dataset
-    from lastcall.routing.replay import route
-
-    name, ids = policies.checkpoint, [book.id for book in batch]
-    route(ws.run, ws.study, policies, dataset.read(ws.run, ws.study, name, "test", ids))
-    files = {file: ws.run.root / file for file in _test_files(ws.run, name, batch)}
-    entry = {"kind": "measured", "lock": lock_hash, "checkpoint": name, "files": locking.file_hashes(files)}
-    with ws.turn():
-        locking.append(ws.run.lock, entry)
+def _measure(ws: Workspace, checkpoint: Checkpoint, part: Part, lock_hash: str, shard: Shard | None) -> None:
+    left = pending(ws, checkpoint, part, lock_hash, shard)
+    if left:
+        measure_batches(ws, checkpoint, part, left, lock_hash if part in ("test", "horizon") else "")
 
 
 @_alone
@@ -214,12 +125,46 @@ def _fit_source(ws: Workspace, checkpoint: Checkpoint) -> str:
 
 def _require_measured(ws: Workspace, checkpoint: Checkpoint) -> None:
     for split in BEFORE_THE_LOCK:
-        if left := _pending(ws, checkpoint, split, ""):
+        if left := pending(ws, checkpoint, split, ""):
             raise OutputError(
                 f"the {split} split of {checkpoint.name} is not measured",
                 got=f"{len(left)} batches to do",
                 todo="run `lastcall measure` first",
             )
+
+
+@_alone
+def power(ws: Workspace) -> list[PowerRow]:
+    """What the planned comparisons can be expected to show, from fit and calibration books alone.
+
+    Raises OutputError where the routers are not fitted from what is there now.
+    """
+    from lastcall.analyses.power import calibration_gains
+    from lastcall.analyses.power import power as rows
+
+    if unfitted := _unfitted(ws):
+        name = unfitted[0].name
+        raise OutputError(f"the routers of {name} are not fitted", todo="run `lastcall fit` first")
+    books = ws.used.split("calibration")
+    ids, cluster = [book.id for book in books], ws.study.books.cluster
+    gains = {c.name: calibration_gains(ws.run, ws.study, c.name, ids) for c in ws.study.checkpoints}
+    of_books = [cluster_of(book, cluster) for book in books]
+    return rows(ws.study, gains, of_books, len({c for _, c in ws.clusters}))
+
+
+def _say_power(ws: Workspace) -> None:
+    """Say, before the lock, what the planned comparisons can show; or why that cannot be told."""
+    try:
+        rows = power(ws)
+    except BookError as error:
+        ws.reporter.say(f"Power: {error}")
+        return
+    for row in rows:
+        low, high = row["detectable_best"]["estimate"], row["detectable_worst"]["estimate"]
+        ws.reporter.say(
+            f"Power: {row['a']} over {row['b']} on {row['checkpoint']}: a gain of {low:.4f} to {high:.4f} nats "
+            f"a token is shown with 80% power, as far as {row['calibration_clusters']} calibration clusters tell"
+        )
 
 
 @_alone
@@ -264,12 +209,21 @@ def _unfitted(ws: Workspace) -> list[Checkpoint]:
 
 
 @_alone
+def analyse(ws: Workspace) -> Answers | None:
+    """Answer the study's secondary questions (section 8); None where it asks none."""
+    return answer(ws)
+
+
+@_alone
 def report(ws: Workspace) -> None:
-    """Draw report.html from judged.json; LockError where that was judged under another lock."""
+    """Draw report.html from judged.json, and analyses.json where it is of the same lock and records.
+
+    Raises LockError where judged.json was judged under another lock.
+    """
     from lastcall.report.page import write_page
 
     judged = read_json(ws.run.judged)
     locks = locking.read(ws.run.lock).locks
     if locks and judged.get("lock", {}).get("hash") != locks[-1]["hash"]:
         raise LockError("judged.json was judged under another lock", todo="run `lastcall judge` again")
-    write_page(judged, ws.run.report)
+    write_page(judged, ws.run.report, current_answers(ws) if locks else None)

@@ -8,7 +8,9 @@ A run folder:
     measured/<checkpoint>/<split>/<book>.safetensors  the states beside it
     fitted/<checkpoint>/…                    routers, standardisation, thresholds, training curves
     routed/<checkpoint>/<book>.parquet       one row a scored test prediction, router and seed (ROUTED)
+    measured/<checkpoint>/horizon/…, routed/<checkpoint>/horizon/…    the same of the longer blocks, if asked
     judged.json, report.html
+    analyses.json                            answers to secondary questions, where the study asks some
 """
 
 from __future__ import annotations
@@ -125,6 +127,10 @@ class RunFolder:
         return self.root / "judged.json"
 
     @property
+    def analyses(self) -> Path:
+        return self.root / "analyses.json"
+
+    @property
     def report(self) -> Path:
         return self.root / "report.html"
 
@@ -141,8 +147,9 @@ class RunFolder:
         """Everything fitted on `checkpoint`, in name order; what a kill left half-written is not."""
         return sorted(p for p in self.fitted(checkpoint).glob("*") if not p.name.startswith("."))
 
-    def routed(self, checkpoint: str, book: str) -> Path:
-        return self.root / "routed" / checkpoint / f"{book}.parquet"
+    def routed(self, checkpoint: str, book: str, part: str = "test") -> Path:
+        folder = self.root / "routed" / checkpoint
+        return (folder if part == "test" else folder / part) / f"{book}.parquet"
 
     def relative(self, path: Path) -> str:
         """`path` as the lock names it: relative to the run folder, with forward slashes."""

@@ -6,7 +6,7 @@ paths, so that one study on one machine judges to the same bytes. Losses and gai
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 SCHEMA = 1
 """Version of the shape; a reader refuses another."""
@@ -201,6 +201,44 @@ class Provenance(TypedDict):
     """architecture, dtype, attention backend, kernels, weights and tokenizer hashes, bos rule, …"""
 
 
+class PublishedFigure(TypedDict):
+    """One figure of a published study beside ours."""
+
+    checkpoint: str | None
+    """null for a figure of all checkpoints together."""
+    what: str
+    """Its key, as in the study file."""
+    value: float
+    """As published, with the ends of its interval where it has one."""
+    low: float | None
+    high: float | None
+    ours: float | None
+    """null where it is not measured here."""
+    ours_low: float | None
+    ours_high: float | None
+    """Our plain interval over whole clusters; null for counts, bounds and what is not measured."""
+    difference: float | None
+    """ours − value; null where not measured, and for a bound."""
+    agrees: bool | None
+    """Whether the published value lies in our interval; of a count, whether it is the same; of a bound,
+    whether ours lies below it. null where not measured."""
+    unmeasured: str | None
+    """Why it is not measured here; null where it is."""
+
+
+class PublishedResult(TypedDict):
+    """What a published study reports, and how this one differs from it."""
+
+    source: str
+    """Where its figures come from."""
+    figures: list[PublishedFigure]
+    """In the study file's order."""
+    unmeasured: list[str]
+    """What else it reports, a sentence each."""
+    differences: list[str]
+    """How this study differs from it, a sentence each: computed ones, then the study file's own."""
+
+
 class Judged(TypedDict):
     """The whole of `judged.json`."""
 
@@ -218,3 +256,5 @@ class Judged(TypedDict):
     checkpoints: list[CheckpointResult]
     families: list[Family]
     """`planned` first."""
+    published: NotRequired[PublishedResult]
+    """Absent where the study file names no published study."""

@@ -7,31 +7,31 @@ the lock hashes: everything but where files lie and which device computes.
 from __future__ import annotations
 
 import math
-import re
 from fractions import Fraction
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, final
+from typing import Any, Literal, Self, final
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, model_validator
-from pydantic.functional_validators import BeforeValidator
+from pydantic import Field, model_validator
+
+from lastcall.comparing import DEFAULT_SECONDARY, Comparison, Inference
+from lastcall.operation import OperationName
+from lastcall.published import Published
+from lastcall.questions import Analyses
+from lastcall.section import Name, Seed
+from lastcall.section import Section as _Section
 
 Split = Literal["fit", "calibration", "test"]
 SPLITS: tuple[Split, ...] = ("fit", "calibration", "test")
+Part = Literal["fit", "calibration", "test", "horizon"]
+"""What is measured in one go: a split, or the longer blocks of the test books."""
 
 LEARNED_ROUTERS = ("B", "T", "S32", "S35", "J32", "C_RP3", "I_B", "I_S35", "I_J32")
 """Routers of section 4 that are fitted; `I_` ones read the incoming state."""
 FIXED_ROUTERS = ("random", "every-fifth", "by-position")
 """Policies under the quota that learn no weights."""
 ROUTERS = LEARNED_ROUTERS + FIXED_ROUTERS
-
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 @final
@@ -167,6 +167,12 @@ class Checkpoint(_Section):
     """`auto`, `cpu`, `cuda`, `cuda:1`, …; not part of the plan."""
     weights_seed: Seed = 0
     """Seed of random weights."""
+    pickle_may_run_code: bool = False
+    """Whether pickled weights (`pytorch_model.bin`) are read where there are no safetensors: a pickle can run
+    any code as you."""
+    trust_remote_code: bool = False
+    """Whether Python code that comes with the model or its tokenizer runs: it can do whatever you can. It is
+    hashed with the weights. Commands that load the checkpoint must be told too, by `--trust-remote-code`."""
 
 
 @final
@@ -220,58 +226,6 @@ class Quota(_Section):
 
 
 @final
-class Comparison(_Section):
-    """`A over B`: Δ = NLL(B) − NLL(A), nats a token; positive favours A."""
-
-    a: str
-    b: str
-
-    def __str__(self) -> str:
-        return f"{self.a} over {self.b}"
-
-
-def _parse_comparison(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"\s*(\S+)\s+over\s+(\S+)\s*", value)
-    if match is None:
-        raise ValueError(f'a comparison reads "A over B", not "{value}"')
-    return {"a": match[1], "b": match[2]}
-
-
-Over = Annotated[Comparison, BeforeValidator(_parse_comparison), PlainSerializer(str)]
-
-
-@final
-class Inference(_Section):
-    """How the comparisons are judged (section 6)."""
-
-    draws: int = Field(default=10_000, ge=100, le=1_000_000)
-    """Bootstrap draws of whole clusters."""
-    seed: Seed = 217
-    """Seed of the one draw of cluster indices that serves every comparison and checkpoint."""
-    alpha: float = Field(default=0.05, gt=0, lt=1)
-    """Family-wise error rate of Holm's correction; intervals are at 1 − alpha."""
-    practical_threshold: float = Field(default=0.005, gt=0)
-    """The least difference worth having, nats a token."""
-    planned: tuple[Over, ...] = Field(
-        default=tuple(Comparison(a=a, b=b) for a, b in (("T", "B"), ("J32", "S32"), ("J32", "C_RP3"))),
-        min_length=1,
-    )
-    """The planned comparisons of each checkpoint; all checkpoints' together are one family."""
-    secondary: dict[Name, Annotated[tuple[Over, ...], Field(min_length=1)]] | None = None
-    """Labelled families outside the planned one, each corrected by itself; without it, the protocol's
-    (J32 over S35; the incoming routers) and three against chance, as far as their routers are fitted."""
-
-
-_SECONDARY = {
-    "same-input-size": (Comparison(a="J32", b="S35"),),
-    "incoming": (Comparison(a="I_S35", b="I_B"), Comparison(a="I_J32", b="I_S35")),
-    "over-random": tuple(Comparison(a=a, b="random") for a in ("B", "S32", "J32")),
-}
-
-
-@final
 class Study(_Section):
     """A whole study: what is asked, of which models, on which books, judged how."""
 
@@ -283,8 +237,9 @@ class Study(_Section):
     """What is asked, in a sentence; printed on the report."""
     claim: str = ""
     """What the study may and may not be read as saying; printed on the report."""
-    operation: Literal["attention"] = "attention"
-    """The optional operation: the self-attention of the final block."""
+    operation: OperationName = "attention"
+    """The optional operation of the final block: `attention`, `ffn`, `block` (all of it), `heads:0,3` (some
+    query heads), `window:32` or `window:32+4` (keys beyond the 32 most recent and the first 4 positions)."""
     books: Books
     checkpoints: tuple[Checkpoint, ...] = Field(min_length=1)
     """The frozen models; several form one family of planned comparisons."""
@@ -293,6 +248,9 @@ class Study(_Section):
     routers: Routers = Routers()
     quota: Quota = Quota()
     inference: Inference = Inference()
+    analyses: Analyses = Analyses()
+    published: Published | None = None
+    """A published study whose figures the report prints beside ours."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -329,6 +287,38 @@ class Study(_Section):
                         )
         return self
 
+    @model_validator(mode="after")
+    def _beside_the_published(self) -> Self:
+        names = [c.name for c in self.checkpoints]
+        if self.published is not None and (
+            why := self.published.refusal(names, self.routers.names, self.measure.local_windows)
+        ):
+            raise ValueError(why)
+        return self
+
+    @model_validator(mode="after")
+    def _answerable(self) -> Self:
+        asked = self.analyses
+        if asked.horizon is not None and asked.horizon <= self.blocks.horizon:
+            raise ValueError(
+                f"analyses.horizon = {asked.horizon} must be over blocks.horizon, {self.blocks.horizon}"
+            )
+        if asked.third_action is not None and asked.third_action not in self.measure.local_windows:
+            raise ValueError(f"analyses.third_action = {asked.third_action} is not among local_windows")
+        return self
+
+    @property
+    def longer(self) -> Study | None:
+        """The study of the longer blocks that `analyses.horizon` asks for: one a test book, at its midpoint,
+        under the same share of calls (section 8); `by-position` says nothing of positions it never saw."""
+        if self.analyses.horizon is None:
+            return None
+        blocks = Blocks(horizon=self.analyses.horizon, context=self.blocks.context, starts=(0.5,))
+        names = tuple(name for name in self.routers.names if name != "by-position")
+        routers = self.routers.model_copy(update={"names": names})
+        books = self.books.model_copy(update={"too_short": "leave out"})
+        return self.model_copy(update={"blocks": blocks, "routers": routers, "books": books})
+
     @property
     def calls(self) -> int:
         """Calls a block, exactly: k = round(budget · scored) (section 5)."""
@@ -344,7 +334,8 @@ class Study(_Section):
         secondary = self.inference.secondary
         if secondary is None:
             fitted = {
-                n: [c for c in cs if {c.a, c.b} <= set(self.routers.names)] for n, cs in _SECONDARY.items()
+                n: [c for c in cs if {c.a, c.b} <= set(self.routers.names)]
+                for n, cs in DEFAULT_SECONDARY.items()
             }
             secondary = {name: tuple(cs) for name, cs in fitted.items() if cs}
         return {"planned": self.inference.planned, **secondary}
@@ -352,6 +343,9 @@ class Study(_Section):
     def plan(self) -> dict[str, Any]:
         """What the lock hashes of the study: all but locations and devices (section 7: no paths)."""
         plan = self.model_dump(mode="json")
+        for section, default in (("published", None), ("analyses", Analyses())):
+            if getattr(self, section) == default:  # the plan of a study that has none stays what it was
+                plan.pop(section)
         for key in ("path", "splits_csv"):
             plan["books"].pop(key)
         plan["inference"]["secondary"] = {

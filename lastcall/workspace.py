@@ -115,6 +115,16 @@ class Workspace:
         names = [checkpoint.name for checkpoint in study.checkpoints]
         return dict(zip(names, common_books(cut), strict=True))
 
+    @cached_property
+    def longer(self) -> Workspace | None:
+        """The same run folder for the longer blocks of the test books; None where none are asked for."""
+        if (study := self.study.longer) is None:
+            return None
+        longer = Workspace(study, self.run.root, self.reporter, self._trusts)
+        longer.corpus = Corpus(tuple(self.used.split("test")), ())
+        longer._tokenizers, longer._crew = self._tokenizers, self.crew
+        return longer
+
     @property
     def used(self) -> Corpus:
         """The books that are measured."""
@@ -129,7 +139,7 @@ class Workspace:
         """The checkpoint's tokenizer, loaded once."""
         from lastcall.measure.loading import load_tokenizer
 
-        if getattr(checkpoint, "trust_remote_code", False) and not self._trusts:
+        if checkpoint.trust_remote_code and not self._trusts:
             raise StudyError(
                 f"the study asks to run code that comes with {checkpoint.name}",
                 todo="give --trust-remote-code if you trust it; it can do whatever you can",

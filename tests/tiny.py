@@ -180,3 +180,32 @@ def study(
             "measure": Measure(local_windows=tuple(windows), batch_books=batch_books),
         }
     )
+
+
+_VISION = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
+_SIGLIP = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+IMAGE_TEXT: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_5": ("qwen3_5", {"vision_config": {**_VISION, "num_position_embeddings": 16}}),
+    "qwen3_5_moe": ("qwen3_5_moe", {"vision_config": {**_VISION, "num_position_embeddings": 16}}),
+    "gemma3-full": ("gemma3", {"vision_config": _SIGLIP, "mm_tokens_per_image": 4}),
+}
+"""Text model to the image-and-text model around it: transformers' model type and configuration."""
+
+
+def build_image_text(name: str, text: Any) -> Any:
+    """The image-and-text model around `text`, the random model `name`, with the same text weights."""
+    model_type, values = IMAGE_TEXT[name]
+    config = transformers.AutoConfig.for_model(model_type, text_config=text.config.to_dict(), **values)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        whole = transformers.AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    whole.model.language_model.load_state_dict(text.model.state_dict())
+    whole.lm_head.load_state_dict(text.lm_head.state_dict())
+    return whole

@@ -28,6 +28,10 @@ class Anatomy:
     """Final norm."""
     attention: str = "self_attn"
     """Within a block; a block of another kind (a delta net) does not have it."""
+    ffn: str = "mlp"
+    """Within a block."""
+    projection: str = "o_proj"
+    """Within the attention: its output projection, which reads every head's output side by side."""
     softcap: str | None = None
     """Config key of the final logits' soft cap c: c · tanh(logits / c); a null value means none."""
     scale: str | None = None
@@ -40,13 +44,20 @@ TABLE = {
     row.model_type: row
     for row in (
         Anatomy("cohere2", scale="logit_scale"),
-        Anatomy("falcon_h1", norm="model.final_layernorm", scale="lm_head_multiplier"),
+        Anatomy("falcon_h1", norm="model.final_layernorm", ffn="feed_forward", scale="lm_head_multiplier"),
         Anatomy("gemma2", softcap="final_logit_softcapping"),
         Anatomy("gemma3_text", softcap="final_logit_softcapping"),
-        Anatomy("gpt2", "transformer", "transformer.h", "transformer.ln_f", "attn"),
-        Anatomy("gpt_neox", "gpt_neox", "gpt_neox.layers", "gpt_neox.final_layer_norm", "attention"),
+        Anatomy("gpt2", "transformer", "transformer.h", "transformer.ln_f", "attn", projection="c_proj"),
+        Anatomy(
+            "gpt_neox",
+            "gpt_neox",
+            "gpt_neox.layers",
+            "gpt_neox.final_layer_norm",
+            "attention",
+            projection="dense",
+        ),
         Anatomy("granite", divisor="logits_scaling"),
-        Anatomy("lfm2", norm="model.embedding_norm"),
+        Anatomy("lfm2", norm="model.embedding_norm", ffn="feed_forward", projection="out_proj"),
         Anatomy("llama"),
         Anatomy("mistral"),
         Anatomy("mixtral"),
@@ -176,7 +187,12 @@ class Site:
     block: nn.Module
     """The final block."""
     attention: nn.Module
-    """Its self-attention, the optional operation."""
+    """Its self-attention."""
+    ffn: nn.Module
+    projection: nn.Module
+    """The attention's output projection; reads [.., heads · head width]."""
+    heads: int
+    """Query heads."""
     norm: nn.Module
     head: Head
     context: int
@@ -215,6 +231,9 @@ def locate(model: nn.Module) -> Site:
         trunk=_module(model, row.trunk),
         block=blocks[-1],
         attention=attention,
+        ffn=_module(blocks[-1], row.ffn),
+        projection=_module(attention, row.projection),
+        heads=int(config.num_attention_heads),
         norm=_module(model, row.norm),
         head=_head(model, row),
         context=int(config.max_position_embeddings),

@@ -14,7 +14,9 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from lastcall.errors import ModelError
 from lastcall.measure.anatomy import Site
+from lastcall.operation import Operation
 
 
 @contextlib.contextmanager
@@ -43,6 +45,46 @@ def attention_skipped(site: Site) -> Iterator[None]:
 
     with replaced(site.attention, zero):
         yield
+
+
+@contextlib.contextmanager
+def removed(site: Site, operation: Operation) -> Iterator[None]:
+    """The final block without `operation`, one of its modules or heads: it contributes exactly zero.
+
+    Attention and FFN are not computed. Heads are left out of what the output projection reads: their own
+    scores are still computed, so a loss is measured here and not a speed. Raises ModelError for a head that
+    is not there.
+    """
+    if operation.kind == "attention":
+        with attention_skipped(site):
+            yield
+    elif operation.kind == "ffn":
+        with replaced(site.ffn, lambda hidden, *_, **__: hidden.new_zeros(()).expand_as(hidden)):
+            yield
+    elif operation.kind == "heads":
+        require(site, operation)
+        project = site.projection.forward
+
+        def without(read: torch.Tensor) -> torch.Tensor:
+            heads = read.reshape(*read.shape[:-1], site.heads, -1)
+            gone = torch.tensor(operation.heads, device=read.device)
+            projected: torch.Tensor = project(heads.index_fill(-2, gone, 0).flatten(-2))
+            return projected
+
+        with replaced(site.projection, without):
+            yield
+    else:
+        raise ValueError(f"{operation.kind} is not a module of the block")
+
+
+def require(site: Site, operation: Operation) -> None:
+    """ModelError where the final attention has not the heads that `operation` names."""
+    if operation.heads and operation.heads[-1] >= site.heads:
+        raise ModelError(
+            f"the final attention has no head {operation.heads[-1]}",
+            got=f"heads 0 to {site.heads - 1}",
+            todo="mend the study's `operation`",
+        )
 
 
 @final

@@ -18,11 +18,14 @@ def check_checkpoint(
 ) -> tuple[dict[str, str], list[Check]]:
     """The facts of `checkpoint` and its equivalence table, on BLOCKS blocks of TOKENS uniform tokens.
 
-    A shorter context shortens the blocks. Raises ModelError where it cannot be loaded.
+    A shorter context shortens the blocks. What the loaded model warns of is said to `reporter`. Raises
+    ModelError where it cannot be loaded.
     """
     with reporter.task("Loading the model", 1) as advance:
         loaded = load(checkpoint, BYTES)
         advance()
+    for warning in loaded.warnings:
+        reporter.say(f"Warning: {warning}")
     site = loaded.site
     tokens = min(TOKENS, site.context)
     if tokens < 4:

@@ -42,12 +42,13 @@ class OnRay(Crew):
         if self._address is None:
             return environment(checkpoint)
         self._start(checkpoint)
-        return self._get(self._workers[0].environment.remote(checkpoint))
+        found: dict[str, str] = self._get(self._workers[0].environment.remote(checkpoint))
+        return found
 
     def prepare(self, job: Job) -> Ready:
         self._start(job.checkpoint)
         shared = self._ray.put(job)
-        ready = [self._get(r) for r in [w.prepare.remote(shared) for w in self._workers]]
+        ready: list[Ready] = [self._get(r) for r in [w.prepare.remote(shared) for w in self._workers]]
         for at, one in enumerate(ready):
             self._note(at, one.process)
         different = next((one.facts for one in ready if one.facts != ready[0].facts), None)

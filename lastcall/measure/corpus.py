@@ -7,7 +7,7 @@ Every refusal comes before any model runs, is a BookError and names the book or 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, final
@@ -111,7 +111,7 @@ def load_corpus(books: Books) -> Corpus:
     loaded = [read_book(entry, data) for entry, data in source.read(entries)]
     loaded.sort(key=lambda book: (SPLITS.index(book.split), id_key(book.id)))
     corpus = Corpus(tuple(loaded), tuple(LeftOut(*one) for one in left_out))
-    _every_split(corpus, f"of {source.name}")
+    _every_split(corpus, SPLITS, f"of {source.name}")
     _distinct(corpus)
     _authors_apart(corpus)
     for book in corpus.books:
@@ -149,8 +149,8 @@ def _check_id(book: str) -> None:
         raise BookError(f"book id {book[:40]} cannot name a file", got=got, todo="rename it")
 
 
-def _every_split(corpus: Corpus, which: str) -> None:
-    for split in SPLITS:
+def _every_split(corpus: Corpus, splits: Iterable[Split], which: str) -> None:
+    for split in splits:
         if not corpus.split(split):
             raise BookError(f"no book {which} is in split {split}", todo="give every split a book")
 
@@ -258,5 +258,6 @@ def _without(blocked: Blocked, left_out: tuple[LeftOut, ...]) -> Blocked:
         tuple(book for book in blocked.corpus.books if book.id not in gone),
         (*blocked.corpus.left_out, *(one for one in left_out if one.id not in known)),
     )
-    _every_split(corpus, "long enough for its blocks")
+    had = [split for split in SPLITS if blocked.corpus.split(split)]
+    _every_split(corpus, had, "long enough for its blocks")
     return Blocked(corpus, tuple(book for book in blocked.books if book.id not in gone))

@@ -22,7 +22,7 @@ from lastcall.measure.engine import Batch, Measured, check_fits, measure_batch, 
 from lastcall.measure.equivalence import gate
 from lastcall.measure.loading import Loaded, Tokenizer, environment, load, load_tokenizer
 from lastcall.records import RunFolder
-from lastcall.study import Checkpoint, Split, Study
+from lastcall.study import Checkpoint, Part, Study
 from lastcall.version import __version__
 
 Load = Callable[[Checkpoint, Tokenizer], Loaded]
@@ -31,13 +31,13 @@ Load = Callable[[Checkpoint, Tokenizer], Loaded]
 @final
 @dataclass(frozen=True)
 class Job:
-    """What a worker must know to measure one split of one checkpoint."""
+    """What a worker must know to measure one part of one checkpoint."""
 
     root: Path
     """The run folder."""
     study: Study
     checkpoint: Checkpoint
-    split: Split
+    part: Part
     books: tuple[BookBlocks, ...]
     """The books to be measured; the first ones pass the gate."""
     sources: dict[str, str]
@@ -71,7 +71,7 @@ class Worker:
     ) -> None:
         self._load, self._tokenizer = load, tokenizer
         self._loaded: Loaded | None = None
-        self._split: Split | None = None
+        self._part: Part | None = None
         self._device = threading.Lock()
 
     def environment(self, checkpoint: Checkpoint) -> dict[str, str]:
@@ -86,7 +86,7 @@ class Worker:
         """
         with self._device:
             loaded = self._prepared(job)
-        return Ready(loaded.facts, getattr(loaded, "warnings", ()), os.getpid())
+        return Ready(loaded.facts, loaded.warnings, os.getpid())
 
     def measure(self, job: Job, batch: Batch) -> int:
         """Measure `batch` and write its records; the id of the process that did."""
@@ -102,12 +102,12 @@ class Worker:
         """Write the records of a measured batch."""
         for one in measured:
             source = job.sources[one.book]
-            write(RunFolder(job.root), job.study, job.checkpoint.name, job.split, one, source)
+            write(RunFolder(job.root), job.study, job.checkpoint.name, job.part, one, source)
 
     def _prepared(self, job: Job) -> Loaded:
         """The model of `job`, loaded and gated where that is not done yet (a replaced worker has none)."""
         if self._loaded is not None and self._loaded.checkpoint == job.checkpoint:
-            if self._split == job.split:
+            if self._part == job.part:
                 return self._loaded
         else:
             _require_same(job)
@@ -117,7 +117,7 @@ class Worker:
         check_fits(self._loaded, job.books)
         tokens = torch.from_numpy(job.books[0].tokens).to(self._loaded.site.device).long()
         gate(self._loaded.site, tokens, job.checkpoint.dtype, job.checkpoint.name)
-        self._split = job.split
+        self._part = job.part
         return self._loaded
 
 

@@ -23,9 +23,10 @@ from lastcall.measure.branches import Branches
 from lastcall.measure.corpus import BookBlocks
 from lastcall.measure.loading import Loaded
 from lastcall.measure.scoring import Scores, score
+from lastcall.operation import Operation
 from lastcall.records import SOURCE, RunFolder, atomic, local_loss, measured_columns, write_table
 from lastcall.routing.features import INCOMING, trajectory
-from lastcall.study import Split, Study
+from lastcall.study import Part, Study
 
 Batch = tuple[BookBlocks, ...]
 
@@ -64,11 +65,11 @@ def check_fits(loaded: Loaded, books: Sequence[BookBlocks]) -> None:
             )
 
 
-def is_done(run: RunFolder, checkpoint: str, split: Split, batch: Batch, source: dict[str, str]) -> bool:
+def is_done(run: RunFolder, checkpoint: str, part: Part, batch: Batch, source: dict[str, str]) -> bool:
     """Whether every book of `batch` has a record and states measured from `source` (book id to digest)."""
     for book in batch:
-        record = run.measured(checkpoint, split, book.id)
-        if not record.is_file() or not run.states(checkpoint, split, book.id).is_file():
+        record = run.measured(checkpoint, part, book.id)
+        if not record.is_file() or not run.states(checkpoint, part, book.id).is_file():
             return False
         if _source_of(record) != source[book.id]:
             return False
@@ -111,7 +112,8 @@ def _run(loaded: Loaded, study: Study, tokens: Tensor) -> tuple[Scores, dict[str
     if loaded.tokenizer.bos is not None:
         inputs, skip = torch.nn.functional.pad(inputs, (1, 0), value=loaded.tokenizer.bos), 1
     branches = Branches(loaded.site, inputs)
-    states = {"bypass": branches.bypass()[:, skip:], "incoming": branches.incoming[:, skip:]}
+    bypass = branches.bypass(Operation.parse(study.operation))
+    states = {"bypass": bypass[:, skip:], "incoming": branches.incoming[:, skip:]}
     scores = score(
         loaded.site.head,
         branches.full()[:, skip:].flatten(0, 1),
@@ -161,11 +163,11 @@ def _refuse_non_finite(book: BookBlocks, table: dict[str, np.ndarray], name: str
 
 
 def write(
-    run: RunFolder, study: Study, checkpoint: str, split: Split, measured: Measured, source: str
+    run: RunFolder, study: Study, checkpoint: str, part: Part, measured: Measured, source: str
 ) -> None:
     """Write one book's states, then its record: a record's presence means that its own states are there."""
-    record = run.measured(checkpoint, split, measured.book)
-    with atomic(run.states(checkpoint, split, measured.book)) as temporary:
+    record = run.measured(checkpoint, part, measured.book)
+    with atomic(run.states(checkpoint, part, measured.book)) as temporary:
         record.unlink(missing_ok=True)
         temporary.write_bytes(safetensors.torch.save(measured.states))  # a full disk is an OSError so
     columns = measured_columns(study.measure.local_windows)

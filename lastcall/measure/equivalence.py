@@ -1,5 +1,7 @@
 """Patched = stock, cached = whole, and the bypassed attention does not run: the gate before everything.
 
+Beside it `check_all` looks, by running the model, for defects that are reported of models and their kernels.
+
 Section 2: the full branch must equal the stock model's own loss (float32: max |Δ| ≤ 1e-5 nats; 16 bits:
 mean |Δ| ≤ 1e-3). The stock loss is computed from the stock model's logits, summed in float64.
 """
@@ -11,22 +13,29 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, final
+from typing import Any, cast, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from lastcall.errors import EquivalenceError, ModelError
 from lastcall.measure.anatomy import Site
 from lastcall.measure.branches import Branches
-from lastcall.measure.bypass import attention_skipped
+from lastcall.measure.bypass import attention_skipped, run_trunk
 from lastcall.measure.scoring import score
 
 TOLERANCE = {"float32": ("max", 1e-5), "bfloat16": ("mean", 1e-3), "float16": ("mean", 1e-3)}
 """Largest |Δ| in nats between full branch and stock loss, by dtype, and how it is summed up."""
 CACHED_TOLERANCE = {"float32": ("max", 1e-4), "bfloat16": ("mean", 2e-2), "float16": ("mean", 5e-3)}
 """The same for a cached continuation against the whole sequence at once (our choice; not in the protocol)."""
+BATCH_TOLERANCE = {"float32": ("max", 1e-4), "bfloat16": ("mean", 2e-2), "float16": ("mean", 2e-2)}
+"""The same for a block alone against the same block in a batch (our choice: a study fixes its batches, so
+that no comparison rests on it)."""
+BACKEND_TOLERANCE = {"float32": ("max", 1e-4), "bfloat16": ("mean", 5e-2), "float16": ("mean", 2e-2)}
+"""The same between two attention backends (our choice: every branch of a study runs with the same one)."""
 
 
 @final
@@ -82,8 +91,10 @@ def check_all(site: Site, tokens: Int[Tensor, "blocks tokens"], dtype: str) -> l
             "logits unchanged after the patches (max |Δ|)", float((after - before).abs().max()), 0.0, "logits"
         )
     )
-    rows.append(_cached_is_whole(site, tokens, dtype))
-    return rows
+    rows += [_cached_is_whole(site, tokens, dtype), _alone_is_in_a_batch(site, tokens, dtype)]
+    return rows + [
+        row for row in (_backends_agree(site, tokens, dtype), _rotary_as_said(site, tokens)) if row
+    ]
 
 
 def stock_loss(site: Site, tokens: Int[Tensor, "blocks tokens"]) -> Float[Tensor, " predictions"]:
@@ -169,6 +180,65 @@ def _cached_is_whole(site: Site, tokens: Tensor, dtype: str) -> Check:
     how, allowed = CACHED_TOLERANCE[dtype]
     return Check(
         f"cached continuation = whole ({how} |Δ| of loss)", _summed(torch.cat(gaps), how), allowed, "nats"
+    )
+
+
+def _alone_is_in_a_batch(site: Site, tokens: Tensor, dtype: str) -> Check:
+    """Each block's full-branch losses alone and among twice as many: a kernel may go by the batch's shape."""
+    together = _full_loss(site, torch.cat([tokens, tokens.flip(0)]))[: tokens[:, 1:].numel()]
+    alone = torch.cat([_full_loss(site, row) for row in tokens[:, None]])
+    gap = (together - alone).abs()
+    how, allowed = BATCH_TOLERANCE[dtype]
+    return Check(f"alone = in a batch ({how} |Δ| of loss)", _summed(gap, how), allowed, "nats")
+
+
+def _backends_agree(site: Site, tokens: Tensor, dtype: str) -> Check | None:
+    """The stock loss with the attention backend torch chooses and with its plain one, of matrix products;
+    None where the model does not call torch's attention."""
+    ids = tokens[:1]
+    with _Calls(nn.functional.scaled_dot_product_attention) as calls:
+        chosen = stock_loss(site, ids)
+    if calls.count == 0:
+        return None
+    with sdpa_kernel(SDPBackend.MATH):
+        plain = stock_loss(site, ids)
+    how, allowed = BACKEND_TOLERANCE[dtype]
+    gap = _summed((chosen - plain).abs(), how)
+    return Check(f"torch's choice of attention = its plain one ({how} |Δ| of loss)", gap, allowed, "nats")
+
+
+@final
+class _Calls(TorchFunctionMode):
+    """Counts calls of one torch function while it is active."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self._function, self.count = function, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += func is self._function
+        return func(*args, **(kwargs or {}))
+
+
+def _rotary_as_said(site: Site, tokens: Tensor) -> Check | None:
+    """Whether SmolLM3's final block turns queries and keys by their positions, told by doubling these,
+    against its configuration: block i does not where (i + 1) % no_rope_layer_interval = 0."""
+    config: Any = site.model.config
+    if config.model_type != "smollm3":
+        return None
+    call, trunk = run_trunk(site, tokens[:1, :-1]), cast("Any", site.trunk)
+    positions = torch.arange(call.hidden.shape[1], device=site.device)[None]
+    doubled = trunk.rotary_emb(call.hidden, 2 * positions)
+    own, other = (
+        site.block(call.hidden, **{**call.arguments, "position_embeddings": turned})
+        for turned in (call.arguments["position_embeddings"], doubled)
+    )
+    turns = not torch.equal(own, other)
+    said = config.num_hidden_layers % config.no_rope_layer_interval != 0
+    return Check(
+        "final block's rotary positions not as its interval says", float(turns != said), 0.0, "blocks"
     )
 
 

@@ -6,8 +6,6 @@ import contextlib
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -15,9 +13,11 @@ import transformers
 from torch import nn
 
 import lastcall.measure.location as location
-from lastcall.errors import LastcallError, ModelError
-from lastcall.measure.anatomy import FULL_SIZE, TABLE, Site, locate
+import lastcall.measure.reading as reading
+from lastcall.errors import ModelError
+from lastcall.measure.anatomy import Site, locate
 from lastcall.measure.corpus import Tokenize
+from lastcall.measure.kernels import Kernel, describe, hush, kernels_of, slow
 from lastcall.measure.location import Location
 from lastcall.measure.scoring import is_fused
 from lastcall.study import Checkpoint
@@ -48,6 +48,8 @@ class Loaded:
     tokenizer: Tokenizer
     facts: dict[str, str]
     """What the lock records: architecture, dtype, attention backend, kernels, bos rule, versions."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know before it is measured, a sentence each."""
 
 
 def load(checkpoint: Checkpoint, tokenizer: Tokenizer | None = None) -> Loaded:
@@ -61,10 +63,15 @@ def load(checkpoint: Checkpoint, tokenizer: Tokenizer | None = None) -> Loaded:
     tokenizer = tokenizer or load_tokenizer(checkpoint, where)
     with _quiet():
         model = (
-            _random(checkpoint, where.name, device) if where.kind == "random" else _read(checkpoint, where)
+            reading.draw(checkpoint, where.name, device)
+            if where.kind == "random"
+            else reading.read(checkpoint, where)
         )
     model = model.to(device).eval().requires_grad_(False)
-    return Loaded(checkpoint, where, locate(model), tokenizer, _facts(checkpoint, model, where))
+    hush()
+    kernels = kernels_of(model)
+    facts = _facts(checkpoint, model, where, describe(kernels))
+    return Loaded(checkpoint, where, locate(model), tokenizer, facts, _warnings(checkpoint, device, kernels))
 
 
 def load_tokenizer(checkpoint: Checkpoint, where: Location | None = None) -> Tokenizer:
@@ -74,10 +81,8 @@ def load_tokenizer(checkpoint: Checkpoint, where: Location | None = None) -> Tok
         if checkpoint.bos == "bos":
             raise ModelError(f'{checkpoint.name}: bos = "bos" needs a tokenizer', got="UTF-8 bytes as ids")
         return BYTES
-    gguf = {"gguf_file": where.name} if where.kind == "gguf" and where.tokenizer == where.folder else {}
-    file = where.tokenizer / gguf["gguf_file"] if gguf else where.tokenizer
-    with _quiet(), _one_line(f"cannot read the tokenizer of {checkpoint.name} in {file}"):
-        tokenizer: Any = transformers.AutoTokenizer.from_pretrained(where.tokenizer, **gguf)
+    with _quiet():
+        tokenizer = reading.read_tokenizer(checkpoint, where)
     if checkpoint.bos == "bos" and tokenizer.bos_token_id is None:
         raise ModelError(
             f'{checkpoint.name}: bos = "bos", but its tokenizer has no such token', todo='use "none"'
@@ -88,60 +93,6 @@ def load_tokenizer(checkpoint: Checkpoint, where: Location | None = None) -> Tok
         return ids
 
     return Tokenizer(tokenize, tokenizer.bos_token_id if checkpoint.bos == "bos" else None)
-
-
-def _read(checkpoint: Checkpoint, where: Location) -> nn.Module:
-    gguf = {"gguf_file": where.name} if where.kind == "gguf" else {}
-    if not gguf:
-        _refuse_unknown(where.folder)
-    with _one_line(f"cannot load {checkpoint.name} from {where.folder}/{where.name}".rstrip("/")):
-        loaded: tuple[nn.Module, dict[str, Any]] = transformers.AutoModelForCausalLM.from_pretrained(
-            where.folder,
-            dtype=getattr(torch, checkpoint.dtype),
-            attn_implementation=checkpoint.attention,
-            output_loading_info=True,
-            **gguf,
-        )
-    model, report = loaded
-    if missing := sorted(report["missing_keys"]):  # transformers would draw them at random
-        raise ModelError(
-            f"the weights of {checkpoint.name} in {where.folder} are not whole",
-            got=f"{len(missing)} tensors missing, {missing[0]} among them",
-            todo="download or save the checkpoint again",
-        )
-    return model
-
-
-def _refuse_unknown(folder: Path | None) -> None:
-    """Refuse an architecture without a row before its weights are read."""
-    with _one_line(f"cannot read {folder}/config.json"):
-        config = transformers.AutoConfig.from_pretrained(folder)
-    if config.get_text_config().model_type not in TABLE:
-        locate(_Bare(config))
-
-
-@final
-class _Bare(nn.Module):
-    """A module with nothing but a config: enough for `locate` to refuse it by name."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
-
-
-def _random(checkpoint: Checkpoint, name: str, device: torch.device) -> nn.Module:
-    if name not in FULL_SIZE:
-        raise ModelError(
-            "no such full-size architecture", got=f'"{name}"', todo=f"known: {', '.join(FULL_SIZE)}"
-        )
-    model_type, values = FULL_SIZE[name]
-    config = transformers.AutoConfig.for_model(model_type, **values)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
-        torch.manual_seed(checkpoint.weights_seed)
-        model: nn.Module = transformers.AutoModelForCausalLM.from_config(
-            config, dtype=getattr(torch, checkpoint.dtype), attn_implementation=checkpoint.attention
-        )
-    return model
 
 
 def _device(name: str) -> torch.device:
@@ -157,16 +108,24 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _facts(checkpoint: Checkpoint, model: nn.Module, where: Location) -> dict[str, str]:
+def _warnings(checkpoint: Checkpoint, device: torch.device, kernels: list[Kernel]) -> tuple[str, ...]:
+    """A sentence where a function runs in torch though its kernel could run; on a CPU none can."""
+    sentence = slow(kernels) if device.type == "cuda" else None
+    return () if sentence is None else (f"{checkpoint.name}: {sentence}",)
+
+
+def _facts(checkpoint: Checkpoint, model: nn.Module, where: Location, kernels: str) -> dict[str, str]:
     config: Any = model.config
+    own_code = not type(model).__module__.startswith("transformers.")
     facts = {
         "architecture": f"{type(model).__name__} ({config.model_type}, {config.num_hidden_layers} blocks)",
+        "code": "the checkpoint's own" if own_code else "transformers",
         "weights": {"gguf": "GGUF, dequantised", "random": f"random, {where.name}"}.get(
-            where.kind, "safetensors"
+            where.kind, "pickle" if where.pickled else "safetensors"
         ),
         "dtype": checkpoint.dtype,
         "attention backend": checkpoint.attention,
-        "kernels": _kernels(config),
+        "kernels": "not known: the checkpoint's own code" if own_code else kernels,
         "scoring pass": "triton" if is_fused(next(model.parameters()).device) else "torch",
         "beginning of text": checkpoint.bos,
         "tokens": "UTF-8 bytes as ids" if where.tokenizer is None else "the checkpoint's tokenizer",
@@ -194,28 +153,6 @@ def environment(checkpoint: Checkpoint) -> dict[str, str]:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
-
-
-def _kernels(config: Any) -> str:
-    """Which kernel paths run where an architecture has several."""
-    if "linear_attention" not in (getattr(config, "layer_types", None) or ()):
-        return "torch"
-    names = {"flash-linear-attention": "fla", "causal-conv1d": "causal_conv1d"}
-    return ", ".join(f"{n}: {'yes' if find_spec(m) else 'torch fallback'}" for n, m in names.items())
-
-
-@contextlib.contextmanager
-def _one_line(what: str) -> Iterator[None]:
-    """Whatever transformers raises while reading a checkpoint, as a ModelError of one line."""
-    try:
-        yield
-    except LastcallError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
-        raise ModelError(
-            what, got=reason[0], todo="check that the files are whole and of a known kind"
-        ) from error
 
 
 @contextlib.contextmanager

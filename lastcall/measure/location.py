@@ -16,9 +16,12 @@ from lastcall.study_file import is_local
 
 _TOKENIZER_FILES = ("*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja")
 """Whatever a tokenizer may read; the model's own JSON files are not among them."""
-_MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors.index.json")
+_MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors.index.json", "*.bin.index.json")
 _HUB_FILES = ("*.safetensors", *_MODEL_FILES, *_TOKENIZER_FILES)
-_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_PICKLED = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
+"""Pickled weights that transformers reads."""
+_PICKLES = (_PICKLED[0], "*.bin", "*.pt", "*.pth", "*.ckpt")
+_CODE = "*.py"
 
 
 @final
@@ -33,52 +36,85 @@ class Location:
     """File name of a GGUF, architecture of random weights, else empty."""
     tokenizer: Path | None
     """Folder of the tokenizer; None reads UTF-8 bytes as ids."""
+    pickled: bool = False
+    """Whether the weights are pickled: there are no safetensors, and the checkpoint allows it."""
+    trusted: bool = False
+    """Whether the Python code beside the files may run."""
 
     @property
     def weight_files(self) -> list[Path]:
-        """Files that determine the weights, in name order."""
+        """Files that determine the model, in name order: weights, configuration, and code that may run."""
         if self.folder is None:
             return []
         if self.kind == "gguf":
             return [self.folder / self.name]
-        kinds = ("*.safetensors", "*.safetensors.index.json", "config.json")
+        weights = _PICKLED if self.pickled else ("*.safetensors", "*.safetensors.index.json")
+        kinds = (*weights, "config.json", *([_CODE] if self.trusted else []))
         return sorted(path for kind in kinds for path in self.folder.glob(kind))
 
     @property
     def tokenizer_files(self) -> list[Path]:
-        """Files that determine the tokenizer, in name order."""
+        """Files that determine the tokenizer, in name order; code beside the weights is among those."""
         if self.tokenizer is None:
             return []
         if self.kind == "gguf" and self.tokenizer == self.folder:
             return [self.tokenizer / self.name]
-        found = {p for kind in _TOKENIZER_FILES for p in self.tokenizer.glob(kind) if p.is_file()}
+        code = [_CODE] if self.trusted and self.tokenizer != self.folder else []
+        kinds = (*_TOKENIZER_FILES, *code)
+        found = {p for kind in kinds for p in self.tokenizer.glob(kind) if p.is_file()}
         return sorted(p for p in found if not any(p.match(kind) for kind in _MODEL_FILES))
 
 
 def find(checkpoint: Checkpoint, *, download: bool = True) -> Location:
     """The location of `checkpoint`; a hub id is downloaded into the hub's cache where `download` allows.
 
-    Raises ModelError where it is missing, has no safetensors, or cannot be downloaded.
+    Raises ModelError where it is missing, has no weights that may be read, or cannot be downloaded.
     """
-    model = checkpoint.model
+    model, trusted = checkpoint.model, checkpoint.trust_remote_code
     if model.startswith("random:"):
-        return Location("random", None, model.removeprefix("random:"), _tokenizer(checkpoint, None, download))
+        name = model.removeprefix("random:")
+        return Location("random", None, name, _tokenizer(checkpoint, None, download), trusted=trusted)
     path = _package_file(model) if model.startswith("package:") else Path(model).expanduser()
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ModelError(f"no GGUF file at {path}", todo="check the checkpoint's `model`")
-        return Location("gguf", path.parent, path.name, _tokenizer(checkpoint, path.parent, download))
-    folder = path if path.is_dir() else _download(model, checkpoint.revision, download)
+        tokenizer = _tokenizer(checkpoint, path.parent, download)
+        return Location("gguf", path.parent, path.name, tokenizer, trusted=trusted)
+    folder, pickled = _weights(checkpoint, path, download)
+    return Location("folder", folder, "", _tokenizer(checkpoint, folder, download), pickled, trusted)
+
+
+def _weights(checkpoint: Checkpoint, path: Path, download: bool) -> tuple[Path, bool]:
+    """The folder of the weights and whether they are pickled: safetensors are taken where there are any."""
+    here, files = path.is_dir(), (*_HUB_FILES, *([_CODE] if checkpoint.trust_remote_code else []))
+
+    def fetched(kinds: tuple[str, ...]) -> Path:
+        return path if here else _download(checkpoint.model, checkpoint.revision, download, kinds)
+
+    folder = fetched(files)
     if not (folder / "config.json").is_file():
         raise ModelError(f"no config.json in {folder}", todo="give a folder that save_pretrained wrote")
-    if not any(folder.glob("*.safetensors")):
-        pickles = [p.name for pattern in _PICKLES for p in folder.glob(pattern)]
-        raise ModelError(
-            f"no safetensors weights in {folder}",
-            got=f"pickled {pickles[0]}" if pickles else "none",
-            todo="save the model with save_pretrained, which writes safetensors",
+    if any(folder.glob("*.safetensors")):
+        return folder, False
+    if checkpoint.pickle_may_run_code:
+        folder = fetched((*files, *_PICKLED))
+        if any(folder.glob(_PICKLED[0])):
+            return folder, True
+    raise _no_weights(checkpoint, folder, here)
+
+
+def _no_weights(checkpoint: Checkpoint, folder: Path, here: bool) -> ModelError:
+    """The refusal of a folder without safetensors; pickles on the hub (not `here`) are not downloaded."""
+    pickles = [p.name for pattern in _PICKLES for p in sorted(folder.glob(pattern))]
+    todo = "save the model with save_pretrained, which writes safetensors"
+    readable = not here or bool(pickles and Path(pickles[0]).match(_PICKLED[0]))
+    if readable and not checkpoint.pickle_may_run_code:
+        todo += (
+            ", or set pickle_may_run_code (--pickle-may-run-code) where you trust it: "
+            "a pickle can run any code as you"
         )
-    return Location("folder", folder, "", _tokenizer(checkpoint, folder, download))
+    got = f"pickled {pickles[0]}" if pickles else "none" if here else "none, or pickles only"
+    return ModelError(f"no safetensors weights in {folder}", got=got, todo=todo)
 
 
 def _tokenizer(checkpoint: Checkpoint, beside: Path | None, download: bool) -> Path | None:
@@ -87,7 +123,10 @@ def _tokenizer(checkpoint: Checkpoint, beside: Path | None, download: bool) -> P
     if checkpoint.tokenizer is None:
         return beside
     path = Path(checkpoint.tokenizer).expanduser()
-    return path if path.is_dir() else _download(checkpoint.tokenizer, None, download)
+    if path.is_dir():
+        return path
+    files = (*_TOKENIZER_FILES, *([_CODE] if checkpoint.trust_remote_code else []))
+    return _download(checkpoint.tokenizer, None, download, files)
 
 
 def _package_file(model: str) -> Path:
@@ -104,7 +143,7 @@ def _package_file(model: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / file
 
 
-def _download(repository: str, revision: str | None, download: bool) -> Path:
+def _download(repository: str, revision: str | None, download: bool, files: tuple[str, ...]) -> Path:
     if is_local(repository) or repository.count("/") > 1:
         raise ModelError(f"no model folder at {repository}", todo="check the checkpoint's `model`")
     from huggingface_hub import snapshot_download
@@ -115,7 +154,7 @@ def _download(repository: str, revision: str | None, download: bool) -> Path:
             snapshot_download(
                 repository,
                 revision=revision,
-                allow_patterns=list(_HUB_FILES),
+                allow_patterns=list(files),
                 local_files_only=not download,
             )
         )

@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from lastcall import records
-from lastcall.report import figures, wording
+from lastcall.report import beside, figures, wording
 from lastcall.results import CheckpointResult, Judged
 
 
@@ -39,6 +39,9 @@ def render_page(judged: Judged) -> str:
         level=wording.percent(1 - judged["setup"]["alpha"], 0),
         planned=[f for f in judged["families"] if f["planned"]],
         secondary=[f for f in judged["families"] if not f["planned"]],
+        published=judged.get("published"),
+        published_groups=beside.groups(judged),
+        published_differences=beside.differences(judged),
         forests={f["name"]: Markup(figures.forest(f, threshold)) for f in judged["families"]},
         figures={c["name"]: _figures(c) for c in judged["checkpoints"]},
     )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from lastcall.report.beside import Row, differences, groups, unmeasured
 from lastcall.report.wording import (
     LOOKS,
     bracket,
@@ -41,8 +43,40 @@ def comparisons_tables(family: Family) -> list[Table]:
     return [_comparisons(f"{label}: {name}", comparisons) for name, comparisons in by_checkpoint(family)]
 
 
+def published_tables(judged: Judged) -> list[Table]:
+    """Published figures beside ours, one table a checkpoint; none where there is no such study."""
+    return [_beside(name, rows) for name, rows in groups(judged)]
+
+
+def print_published(console: Console, judged: Judged) -> None:
+    """Print the published figures beside ours, what else is published, what differs; or nothing."""
+    for table in published_tables(judged):
+        console.print(table)
+    lists = {
+        "What else is published, not measured here:": unmeasured(judged),
+        "What differs from the published study:": differences(judged),
+    }
+    for heading, sentences in lists.items():
+        if sentences:
+            console.print(heading, style="bold")
+        for sentence in sentences:
+            console.print(f"- {sentence}", highlight=False, markup=False)
+
+
+def _beside(name: str, rows: list[Row]) -> Table:
+    table = framed(f"beside the published figures: {name}")
+    table.add_column("figure", overflow="fold")
+    _figures(table, "published", "ours", "difference")
+    table.add_column("published\nis")
+    for row in rows:
+        published = f"{row.published}\n{row.published_interval}".rstrip()
+        ours = f"{row.ours}\n{row.ours_interval}".rstrip()
+        table.add_row(*map(as_is, (row.name, published, ours, row.difference, row.agreement)))
+    return table
+
+
 def _comparisons(heading: str, comparisons: list[ComparisonResult]) -> Table:
-    table = _table(heading)
+    table = framed(heading)
     table.add_column("A over B", overflow="fold")
     _figures(table, "Δ, nats a token", "simultaneous", "Holm p")
     table.add_column("verdict", min_width=14)
@@ -51,7 +85,7 @@ def _comparisons(heading: str, comparisons: list[ComparisonResult]) -> Table:
         table.add_row(
             Text(title(c)),
             signed(c["delta"]["estimate"]),
-            _cell(bracket(c["simultaneous_low"], c["simultaneous_high"])),
+            as_is(bracket(c["simultaneous_low"], c["simultaneous_high"])),
             p_value(c["p_holm"]),
             Text(f"{look.symbol} {c['verdict']}", style=look.terminal),
         )
@@ -59,7 +93,7 @@ def _comparisons(heading: str, comparisons: list[ComparisonResult]) -> Table:
 
 
 def _routers(checkpoint: CheckpointResult) -> Table:
-    table = _table(checkpoint["name"])
+    table = framed(checkpoint["name"])
     table.add_column("router", overflow="fold")
     _figures(table, "NLL", "gain over never", "oracle\nshare", "know-\nable", "calls", "unforced\ncalls")
     for router in checkpoint["routers"]:
@@ -77,19 +111,20 @@ def _row(router: RouterResult) -> list[Text]:
         calls(router),
         "–" if unforced is None else percent(unforced["activation"]),
     )
-    return [_cell(router["name"]), *map(_cell, cells)]
+    return [as_is(router["name"]), *map(as_is, cells)]
 
 
 def _interval(interval: Interval) -> str:
     return f"{number(interval['estimate'])} {bracket(interval['low'], interval['high'], 4)}"
 
 
-def _cell(text: str) -> Text:
+def as_is(text: str) -> Text:
     """Text as it is: rich reads no markup in it."""
     return Text(text)
 
 
-def _table(heading: str) -> Table:
+def framed(heading: str) -> Table:
+    """An empty table under its heading."""
     options: dict[str, Any] = {"show_edge": False, "pad_edge": False, "collapse_padding": True}
     return Table(title=Text(heading), title_justify="left", box=SIMPLE_HEAD, title_style="bold", **options)
 

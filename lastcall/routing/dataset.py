@@ -17,13 +17,13 @@ from torch import Tensor
 from lastcall.errors import OutputError
 from lastcall.records import SCALARS, STATES, RunFolder, read_tables
 from lastcall.routing.features import position
-from lastcall.study import Split, Study
+from lastcall.study import Part, Study
 
 
 @final
 @dataclass(frozen=True)
 class Dataset:
-    """One split of one checkpoint, blocks in book order; n scored positions a block."""
+    """One part of one checkpoint's measurements, blocks in book order; n scored positions a block."""
 
     books: tuple[str, ...]
     """Book id of each block."""
@@ -35,10 +35,10 @@ class Dataset:
     """ℓ0 − ℓ1, nats, float32."""
 
 
-def read(run: RunFolder, study: Study, checkpoint: str, split: Split, books: Sequence[str]) -> Dataset:
+def read(run: RunFolder, study: Study, checkpoint: str, part: Part, books: Sequence[str]) -> Dataset:
     """The scored positions of `books`, in their order. Raises OutputError where a file is missing or torn."""
     names = [column.name for column in SCALARS]
-    paths = [run.measured(checkpoint, split, book) for book in books]
+    paths = [run.measured(checkpoint, part, book) for book in books]
     tables = [read_tables([path], ["position", "loss_full", "loss_bypass", *names]) for path in paths]
     horizon, context = study.blocks.horizon, study.blocks.context
     for path, found in zip(paths, tables, strict=True):
@@ -50,7 +50,7 @@ def read(run: RunFolder, study: Study, checkpoint: str, split: Split, books: Seq
     }
     t = columns.pop("position")
     utility = columns.pop("loss_bypass") - columns.pop("loss_full")
-    states = [_states(run.states(checkpoint, split, book), study) for book in books]
+    states = [_states(run.states(checkpoint, part, book), study) for book in books]
     return Dataset(
         books=tuple(book for book in books for _ in study.blocks.starts),
         scalars={**columns, **position(t, horizon)},

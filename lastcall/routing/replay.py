@@ -16,7 +16,7 @@ from lastcall.records import ROUTED, RunFolder, read_json, write_table
 from lastcall.routing.dataset import Dataset
 from lastcall.routing.fitting import THRESHOLDS, load_router, position_profile
 from lastcall.routing.quota import deadline_calls, evenly, largest
-from lastcall.study import LEARNED_ROUTERS, Study
+from lastcall.study import LEARNED_ROUTERS, Part, Study
 
 Decision = tuple[np.ndarray, np.ndarray]
 """Scores, float32, and calls, both [blocks, n]."""
@@ -73,13 +73,13 @@ def random_scores(books: Sequence[str], seed: int, positions: int) -> np.ndarray
     return np.array(rows, dtype=np.float32)
 
 
-def route(run: RunFolder, study: Study, policies: Policies, data: Dataset) -> None:
+def route(run: RunFolder, study: Study, policies: Policies, data: Dataset, part: Part = "test") -> None:
     """Decide and write the routed file of every book of `data` (records.ROUTED)."""
     decisions = policies.decide(data)
     order = np.array(data.books)
     for book in dict.fromkeys(data.books):
         own = np.flatnonzero(order == book)
-        write_table(run.routed(policies.checkpoint, book), ROUTED, _rows(study, book, own, decisions))
+        write_table(run.routed(policies.checkpoint, book, part), ROUTED, _rows(study, book, own, decisions))
 
 
 def _rows(

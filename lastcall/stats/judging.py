@@ -7,22 +7,20 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
-from jaxtyping import Float64
 
+from lastcall.comparing import Comparison
 from lastcall.records import RunFolder
-from lastcall.results import CheckpointResult, ComparisonResult, Family
+from lastcall.results import CheckpointResult, ComparisonResult, Family, PublishedFigure
 from lastcall.stats.bootstrap import Draws, draw_clusters, interval, partition
 from lastcall.stats.loading import read_checkpoint
-from lastcall.stats.policies import all_policies, book_gains
+from lastcall.stats.policies import Gains, all_policies, book_gains
+from lastcall.stats.published import checkpoint_figures, study_figures
 from lastcall.stats.summaries import summarise
 from lastcall.stats.verdicts import infer
 from lastcall.study import Study
 
 FEW_CLUSTERS = 20
 """Under so many test clusters the procedure is unproven (section 6)."""
-
-Gains = Mapping[str, Float64[np.ndarray, "seeds books"]]
-"""NLL(never) − NLL(policy) by policy name, nats a token."""
 
 
 @final
@@ -36,6 +34,8 @@ class Judgement:
     clusters: int
     """Test clusters, the units of resampling."""
     warnings: list[str]
+    published: list[PublishedFigure]
+    """Published figures beside ours, where the study names any."""
 
 
 def judge(study: Study, run: RunFolder, test_books: Sequence[tuple[str, str]]) -> Judgement:
@@ -48,19 +48,24 @@ def judge(study: Study, run: RunFolder, test_books: Sequence[tuple[str, str]]) -
     clusters = partition(test_books)
     rng = np.random.default_rng(study.inference.seed)
     draws = draw_clusters(clusters, study.inference.draws, rng=rng)
-    results, gains = [], {}
+    results, gains, published = [], {}, []
     for checkpoint in study.checkpoints:
         records = read_checkpoint(study, run, checkpoint.name, clusters.books)
         policies = all_policies(records, study.calls)
         gains[checkpoint.name] = {p.name: book_gains(p, records.utility) for p in policies}
         results.append(summarise(study, checkpoint.name, records, policies, gains[checkpoint.name], draws))
-    families = [_family(study, name, gains, draws) for name in study.families]
-    return Judgement(results, families, len(clusters.sizes), _warnings(results, len(clusters.sizes)))
+        published += checkpoint_figures(study, results[-1], policies, gains[checkpoint.name], draws)
+    families = [family(study, name, over, gains, draws) for name, over in study.families.items()]
+    published += study_figures(study, families)
+    count = len(clusters.sizes)
+    return Judgement(results, families, count, _warnings(results, count), published)
 
 
-def _family(study: Study, name: str, gains: Mapping[str, Gains], draws: Draws) -> Family:
-    """The comparisons `name` of all checkpoints, corrected together."""
-    pairs = [(c, over.a, over.b) for c in gains for over in study.families[name]]
+def family(
+    study: Study, name: str, compared: Sequence[Comparison], gains: Mapping[str, Gains], draws: Draws
+) -> Family:
+    """The comparisons of all checkpoints, corrected together, as the family `name`."""
+    pairs = [(c, over.a, over.b) for c in gains for over in compared]
     seeds = [gains[c][a] - gains[c][b] for c, a, b in pairs]
     inference = infer(
         draws,

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float32, Float64
 
 from lastcall.errors import NonFiniteError, OutputError
 from lastcall.records import ROUTED, RunFolder, local_loss, measured_columns, read_json, read_tables
-from lastcall.study import LEARNED_ROUTERS, Study
+from lastcall.study import LEARNED_ROUTERS, Part, Study
 
 _AGAIN = "delete it and measure again"
 
@@ -60,25 +60,28 @@ class CheckpointRecords:
         return utility
 
 
-def read_checkpoint(study: Study, run: RunFolder, checkpoint: str, books: Sequence[str]) -> CheckpointRecords:
-    """The test records of one checkpoint.
+def read_checkpoint(
+    study: Study, run: RunFolder, checkpoint: str, books: Sequence[str], part: Part = "test"
+) -> CheckpointRecords:
+    """The test records of one checkpoint, or those of the longer blocks with the study of these.
 
     Raises OutputError, naming the file, where one is missing, torn, of another shape or order, or calls
     another number of times a block than the budget; NonFiniteError where a loss or score is not finite.
     """
-    measured = _read_measured(study, run, checkpoint, books)
+    measured = read_losses(study, run, checkpoint, books, part)
     return CheckpointRecords(
         loss_full=measured["loss_full"],
         loss_bypass=measured["loss_bypass"],
         kl=measured["kl"],
         loss_local={w: measured[local_loss(w)] for w in study.measure.local_windows},
-        routers=_read_routers(study, run, checkpoint, books),
+        routers=_read_routers(study, run, checkpoint, books, part),
     )
 
 
-def _read_measured(
-    study: Study, run: RunFolder, checkpoint: str, books: Sequence[str]
+def read_losses(
+    study: Study, run: RunFolder, checkpoint: str, books: Sequence[str], part: Part
 ) -> dict[str, Float64[np.ndarray, "books blocks scored"]]:
+    """Losses and KL of the scored positions by column name, nats; raises as `read_checkpoint`."""
     blocks, horizon = len(study.blocks.starts), study.blocks.horizon
     types = {c.name: c.type for c in measured_columns(study.measure.local_windows)}
     losses = ("loss_full", "loss_bypass", "kl", *map(local_loss, study.measure.local_windows))
@@ -90,7 +93,7 @@ def _read_measured(
     }
     arrays = {name: np.empty((len(books), blocks, study.blocks.scored)) for name in losses}
     for i, book in enumerate(books):
-        path = run.measured(checkpoint, "test", book)
+        path = run.measured(checkpoint, part, book)
         table = _read_rows(path, {n: types[n] for n in ("book", *expected, *losses)}, book, expected)
         for name in losses:
             values = table.column(name).to_numpy().reshape(blocks, horizon)[:, study.blocks.context :]
@@ -98,10 +101,12 @@ def _read_measured(
     return arrays
 
 
-def _read_routers(study: Study, run: RunFolder, checkpoint: str, books: Sequence[str]) -> tuple[Policy, ...]:
+def _read_routers(
+    study: Study, run: RunFolder, checkpoint: str, books: Sequence[str], part: Part
+) -> tuple[Policy, ...]:
     thresholds = _read_thresholds(study, run, checkpoint)
     seeds = {name: study.seeds_of(name) for name in study.routers.names}
-    calls, scores = _read_routed(study, run, checkpoint, books, seeds)
+    calls, scores = _read_routed(study, run, checkpoint, books, seeds, part)
     ends = np.cumsum([len(of) for of in seeds.values()])
     policies = []
     for (name, of), end in zip(seeds.items(), ends, strict=True):
@@ -114,7 +119,12 @@ def _read_routers(study: Study, run: RunFolder, checkpoint: str, books: Sequence
 
 
 def _read_routed(
-    study: Study, run: RunFolder, checkpoint: str, books: Sequence[str], seeds: Mapping[str, tuple[int, ...]]
+    study: Study,
+    run: RunFolder,
+    checkpoint: str,
+    books: Sequence[str],
+    seeds: Mapping[str, tuple[int, ...]],
+    part: Part,
 ) -> tuple[Bool[np.ndarray, "arms books blocks scored"], Float32[np.ndarray, "arms books blocks scored"]]:
     """Calls and scores by arm: every router's every seed, in order."""
     arms = [(name, seed) for name, of in seeds.items() for seed in of]
@@ -124,7 +134,7 @@ def _read_routed(
     calls = np.empty((shape[0], len(books), *shape[1:]), dtype=np.bool_)
     scores = np.empty(calls.shape, dtype=np.float32)
     for i, book in enumerate(books):
-        path = run.routed(checkpoint, book)
+        path = run.routed(checkpoint, book, part)
         table = _read_rows(path, types, book, expected)
         calls[:, i] = _at_budget(path, table.column("call").to_numpy().reshape(shape), study.calls)
         scores[:, i] = table.column("score").to_numpy().reshape(shape)

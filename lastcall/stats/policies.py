@@ -6,11 +6,16 @@ elsewhere, and the gain over `never` is the utility of the called positions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 from jaxtyping import Bool, Float64
 
 from lastcall.results import Unforced
 from lastcall.stats.loading import CheckpointRecords, Policy
+
+Gains = Mapping[str, Float64[np.ndarray, "seeds books"]]
+"""NLL(never) − NLL(policy) by policy name, nats a token."""
 
 
 def all_policies(records: CheckpointRecords, calls: int) -> tuple[Policy, ...]:

@@ -82,18 +82,17 @@ def test_weights_are_those_that_were_saved(tiny: Callable[..., Any]) -> None:
         assert all(torch.equal(saved[key], loaded[key]) for key in saved)
 
 
-def test_an_image_and_text_checkpoint_is_loaded_as_its_text_decoder(tmp_path: Path) -> None:
-    text = build("qwen3_5").config.to_dict()
-    vision = {"depth": 1, "hidden_size": 32, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 64}
-    config = transformers.AutoConfig.for_model(
-        "qwen3_5", text_config=text, vision_config={**vision, "num_position_embeddings": 16}
-    )
-    with torch.random.fork_rng(devices=[]):
-        whole = transformers.AutoModelForImageTextToText.from_config(config)
-    whole.save_pretrained(tmp_path / "whole")
-    site = load(checkpoint("tiny", tmp_path / "whole")).site
-    own = whole.state_dict()["model.language_model.layers.3.self_attn.q_proj.weight"]
-    assert torch.equal(site.attention.q_proj.weight, own.float())
+def test_sharded_weights_are_loaded_and_every_shard_is_hashed(
+    tmp_path: Path, tiny: Callable[..., Any]
+) -> None:
+    build("llama").save_pretrained(tmp_path, max_shard_size="200KB")
+    shards = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    loaded = load(checkpoint("tiny", tmp_path))
+    assert len(shards) > 2
+    names = [path.name for path in loaded.location.weight_files]
+    assert names == ["config.json", *shards, "model.safetensors.index.json"]
+    want = tiny("llama").site.model.state_dict()
+    assert all(torch.equal(value, want[key]) for key, value in loaded.site.model.state_dict().items())
 
 
 @pytest.mark.demo_model
@@ -292,11 +291,9 @@ def test_refuses_a_config_that_says_nothing(text: str, got: str, copy: Path) -> 
     assert line.endswith(WHOLE)
 
 
-def test_refuses_pickled_weights(copy: Path) -> None:
-    (copy / "model.safetensors").rename(copy / "pytorch_model.bin")
+def test_refuses_a_folder_without_weights(copy: Path) -> None:
+    (copy / "model.safetensors").unlink()
     todo = "save the model with save_pretrained, which writes safetensors"
-    assert refusal(copy) == f"no safetensors weights in {copy}: got pickled pytorch_model.bin; {todo}"
-    (copy / "pytorch_model.bin").unlink()
     assert refusal(copy) == f"no safetensors weights in {copy}: got none; {todo}"
 
 

@@ -16,6 +16,7 @@ from lastcall.results import (
     LockResult,
     PositionBin,
     Provenance,
+    PublishedFigure,
     RouterResult,
     Setup,
     Verdict,
@@ -212,4 +213,58 @@ def judged() -> Judged:
             checkpoint(second, 0.166, 2.62, 0.721, 0.94),
         ],
         "families": families(first, second),
+    }
+
+
+def published_figure(
+    checkpoint: str | None, what: str, value: float, ours: Interval | None
+) -> PublishedFigure:
+    """A row whose published interval is ±10% of the value, but for shares and figures of the whole study."""
+    bracketed = checkpoint is not None and what.startswith(("delta", "speed"))
+    return {
+        "checkpoint": checkpoint,
+        "what": what,
+        "value": value,
+        "low": 0.9 * value if bracketed else None,
+        "high": 1.1 * value if bracketed else None,
+        "ours": None if ours is None else ours["estimate"],
+        "ours_low": None if ours is None else ours["low"],
+        "ours_high": None if ours is None else ours["high"],
+        "difference": None if ours is None else ours["estimate"] - value,
+        "agrees": None if ours is None else ours["low"] <= value <= ours["high"],
+        "unmeasured": "the horizon here is 512" if ours is None else None,
+    }
+
+
+def judged_beside() -> Judged:
+    """The same with a published study of each kind of figure."""
+    first, second = "alder-3b-base", "birch-4b-base"
+    count = published_figure(None, "planned_comparisons", 6.0, None)
+    gains = published_figure(None, "planned_gains", 0.0, None)
+    bound = published_figure(None, "planned_upper_bound", 0.005, None)
+    for row, ours, agrees in ((count, 6.0, True), (gains, 1.0, False), (bound, 0.00672, False)):
+        row.update(ours=ours, agrees=agrees, unmeasured=None)
+        row["difference"] = None if row is bound else ours - row["value"]
+    figures = [
+        count,
+        gains,
+        bound,
+        published_figure(first, "gain_full", 0.0381, interval(0.038, 0.002)),
+        published_figure(first, "share_positive", 0.4804, interval(0.4912, 0.006)),
+        published_figure(first, "local_recovery:32", 0.548, interval(0.55, 0.03)),
+        published_figure(first, "unforced_activation:J32", 0.2046, interval(0.2061, 0.004)),
+        published_figure(first, "unforced_activation:J32@4096", 0.8686, None),
+        published_figure(second, "delta:C_RP3 over J32", 0.00356, interval(0.0036, 0.0013)),
+        published_figure(second, "delta:J32 over S32", -0.00004, interval(0.0008, 0.0013)),
+        published_figure(second, "speed_ratio:I_S35@4096", 1.043, None),
+        published_figure(second, "executed_nll_change:I_S35@4096", 0.11014, None),
+    ]
+    return {
+        **judged(),
+        "published": {
+            "source": "A published study of invented figures.",
+            "figures": figures,
+            "unmeasured": ["Every learned router was slower."],
+            "differences": ["Test books: 18 here, 100 there.", "alder-3b-base: its revision was not pinned."],
+        },
     }

@@ -1,0 +1,1 @@
+"""Questions that need both routing and stats: stronger learners, conditional independence, power."""

@@ -1,0 +1,126 @@
+"""The longer blocks (section 8): the same routers and thresholds, frozen, where the horizon is another.
+
+The rule score > τ alone is no matched budget: what it calls is a finding, not a setting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from lastcall.records import RunFolder, read_tables
+from lastcall.results import PositionBin
+from lastcall.secondary import HorizonResult, HorizonRouter
+from lastcall.stats.bootstrap import Draws, mean_intervals
+from lastcall.stats.loading import CheckpointRecords, Policy, read_checkpoint
+from lastcall.stats.policies import book_gains, exceeds
+from lastcall.study import Study
+
+BINS = 32
+"""Runs of positions along a longer block."""
+
+
+def at_horizon(
+    study: Study,
+    run: RunFolder,
+    checkpoint: str,
+    books: Sequence[str],
+    left_out: Sequence[str],
+    draws: Draws,
+) -> HorizonResult:
+    """Forced and unforced routing of the longer blocks of `books`, beside the core blocks of the same books.
+
+    `draws` are of the clusters of these books. ValueError where `study` asks for no longer blocks.
+    """
+    if (longer := study.longer) is None:
+        raise ValueError("the study asks for no longer blocks")
+    records = read_checkpoint(longer, run, checkpoint, books, "horizon")
+    core = {p.name: p for p in read_checkpoint(study, run, checkpoint, books).routers}
+    alpha = study.inference.alpha
+    nll = {
+        "never": records.loss_bypass.mean(axis=(1, 2)),
+        "always": records.loss_full.mean(axis=(1, 2)),
+    }
+    found = mean_intervals(draws, nll, alpha)
+    return {
+        "checkpoint": checkpoint,
+        "horizon": longer.blocks.horizon,
+        "calls": longer.calls,
+        "scored": longer.blocks.scored,
+        "books": len(books),
+        "left_out": list(left_out),
+        "overlap": _overlap(study, longer, run, checkpoint, books),
+        "nll_never": found["never"],
+        "nll_always": found["always"],
+        "routers": [
+            _router(policy, core[policy.name], records, longer, draws, alpha)
+            for policy in records.routers
+            if policy.thresholds is not None
+        ],
+    }
+
+
+def _router(
+    policy: Policy,
+    core: Policy,
+    records: CheckpointRecords,
+    longer: Study,
+    draws: Draws,
+    alpha: float,
+) -> HorizonRouter:
+    above, above_core = exceeds(policy), exceeds(core)
+    assert above is not None  # a learned router has scores and thresholds
+    assert above_core is not None
+    never = records.loss_bypass.mean(axis=(1, 2))
+    free = book_gains(Policy(policy.name, "learned", policy.seeds, above), records.utility).mean(axis=0)
+    forced = book_gains(policy, records.utility).mean(axis=0)
+    columns = {
+        "forced": never - forced,
+        "gain": forced,
+        "unforced": never - free,
+        "activation": above.mean(axis=(0, 2, 3)),
+        "core": above_core.mean(axis=(0, 2, 3)),
+    }
+    found = mean_intervals(draws, columns, alpha)
+    return {
+        "name": policy.name,
+        "forced": found["forced"],
+        "forced_gain": found["gain"],
+        "unforced": found["unforced"],
+        "activation": found["activation"],
+        "activation_core": found["core"],
+        "drift": _drift(above, longer.blocks.context, draws, alpha),
+    }
+
+
+def _drift(
+    above: Bool[np.ndarray, "seeds books blocks scored"], context: int, draws: Draws, alpha: float
+) -> list[PositionBin]:
+    runs = np.array_split(np.arange(above.shape[-1]), min(BINS, above.shape[-1]))
+    columns: Mapping[tuple[int, int], Float64[np.ndarray, " books"]] = {
+        (context + int(run[0]), context + int(run[-1])): above[..., run].mean(axis=(0, 2, 3)) for run in runs
+    }
+    means = mean_intervals(draws, columns, alpha)
+    return [{"first": first, "last": last, "utility": means[first, last]} for first, last in columns]
+
+
+def _overlap(study: Study, longer: Study, run: RunFolder, checkpoint: str, books: Sequence[str]) -> float:
+    """Share of the longer blocks' scored predictions that a core block scores too, by token index."""
+    shared = 0
+    for book in books:
+        core, long = (
+            _scored_tokens(run, checkpoint, part, book, of.blocks.horizon)
+            for part, of in (("test", study), ("horizon", longer))
+        )
+        shared += len(np.intersect1d(core, long))
+    return shared / (len(books) * longer.blocks.scored)
+
+
+def _scored_tokens(run: RunFolder, checkpoint: str, part: str, book: str, horizon: int) -> np.ndarray:
+    """Index in the book of every scored target's predecessor."""
+    table = read_tables([run.measured(checkpoint, part, book)], ["start", "position", "scored"])
+    start, position, scored = (table.column(n).to_numpy() for n in ("start", "position", "scored"))
+    at: np.ndarray = (start.astype(np.int64) + position)[scored]
+    return at

@@ -1,0 +1,133 @@
+"""The secondary questions of a run folder, answered section by section into analyses.json; each is resumable.
+
+They need the records of every split, the fitted routers and the lock, but neither the books nor the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+from lastcall import lock as locking
+from lastcall.judging import check_records, clusters_in
+from lastcall.records import read_json, write_json
+from lastcall.secondary import SCHEMA, Answers, Section
+from lastcall.study import SPLITS
+from lastcall.version import __version__
+from lastcall.workspace import Workspace
+
+if TYPE_CHECKING:
+    from lastcall.analyses.answers import Material
+
+Answer = Callable[[Workspace, "Material"], Any]
+
+
+def analyse(ws: Workspace) -> Answers | None:
+    """Answer what the study asks and is not answered yet; None where it asks nothing.
+
+    Raises LockError where the records are not those of the current lock.
+    """
+    asked = asked_of(ws)
+    if not asked:
+        return None
+    answers = current_answers(ws) or _unanswered(ws)
+    left = [section for section in asked if section not in answers]
+    if left:
+        material = _material(ws)
+        with ws.reporter.task("Answering secondary questions", len(left)) as advance:
+            for section in left:
+                cast(dict[str, Any], answers)[section] = _ANSWERS[section](ws, material)
+                write_json(ws.run.analyses, answers)
+                advance()
+    return answers
+
+
+def asked_of(ws: Workspace) -> list[Section]:
+    """The sections that the study asks for, the quick ones first."""
+    asked = ws.study.analyses
+    wanted: Mapping[Section, object] = {
+        "costs": True,
+        "curves": asked.quotas,
+        "ceilings": asked.ceilings,
+        "controllers": asked.controllers,
+        "horizon": asked.horizon,
+        "third_action": asked.third_action,
+        "independence": asked.independence,
+        "learners": asked.learners,
+    }
+    found = [section for section, value in wanted.items() if value]
+    return found if len(found) > 1 else []
+
+
+def current_answers(ws: Workspace) -> Answers | None:
+    """What analyses.json holds, where it is of the current lock and records; else None."""
+    if not ws.run.analyses.is_file():
+        return None
+    found, same = read_json(ws.run.analyses), _unanswered(ws)
+    return found if all(found.get(key) == value for key, value in same.items()) else None
+
+
+def _unanswered(ws: Workspace) -> Answers:
+    ledger = locking.read(ws.run.lock)
+    current = ledger.current
+    return {
+        "schema": SCHEMA,
+        "software": __version__,
+        "study": ws.study.name,
+        "lock": current["hash"],
+        "records": locking.digest(ledger.test_files(current["hash"])),
+        "alpha": ws.study.inference.alpha,
+        "practical_threshold": ws.study.inference.practical_threshold,
+    }
+
+
+def _material(ws: Workspace) -> Material:
+    from lastcall.analyses.answers import Material
+
+    ledger = locking.read(ws.run.lock)
+    locked = ledger.current["contents"]
+    locking.require({"plan": ws.study.plan()}, locked)
+    check_records(ws, ledger.test_files(ledger.current["hash"]), locked)
+    ids = {split: [book for book, _ in clusters_in(locked, split)] for split in SPLITS}
+    return Material(ws.study, ws.run, ids, clusters_in(locked, "test"))
+
+
+def _by_checkpoint(name: str) -> Answer:
+    """A section with an entry a checkpoint: the function `name` of answers.py."""
+
+    def answered(ws: Workspace, material: Material) -> dict[str, Any]:
+        from lastcall.analyses import answers
+
+        return {c.name: getattr(answers, name)(material.of(c.name)) for c in ws.study.checkpoints}
+
+    return answered
+
+
+def _listed(name: str) -> Answer:
+    """A section that is a list over checkpoints."""
+    each = _by_checkpoint(name)
+    return lambda ws, material: list(each(ws, material).values())
+
+
+def _learners(ws: Workspace, material: Material) -> Any:
+    from lastcall.analyses.answers import learners
+
+    return learners(material, [c.name for c in ws.study.checkpoints])
+
+
+def _costs(ws: Workspace, _: Material) -> Any:
+    from lastcall.measure.savings import call_costs
+
+    return [cost for c in ws.study.checkpoints if (cost := call_costs(c, ws.study)) is not None]
+
+
+_ANSWERS: dict[Section, Answer] = {
+    "costs": _costs,
+    "curves": _by_checkpoint("curves"),
+    "ceilings": _by_checkpoint("ceilings"),
+    "controllers": _by_checkpoint("controllers"),
+    "horizon": _listed("longer"),
+    "third_action": _listed("three_actions"),
+    "independence": _listed("independent"),
+    "learners": _learners,
+}
