@@ -53,8 +53,9 @@ ROUTERS = ("J32", "S32", "B")
 _GRAIN = 2.0**-32
 """Of costs: sums of up to 2²⁰ of them are exact in float64."""
 
-Actions = Int8[np.ndarray, "*blocks n"]
-Utilities = Float[np.ndarray, "*blocks n"]
+Actions = Int8[np.ndarray, "blocks n"]
+Utilities = Float[np.ndarray, "blocks n"]
+"""Of full or of local calls, predicted or true, nats."""
 
 
 @final
@@ -88,21 +89,21 @@ def local_cost(horizon: int, context: int, window: int) -> float:
     return float(np.round((np.minimum(keys, window) / keys).mean() / _GRAIN) * _GRAIN)
 
 
-def costs(actions: Actions, local: float) -> Float64[np.ndarray, "*blocks n"]:
+def costs(actions: Int8[np.ndarray, "*any"], local: float) -> Float64[np.ndarray, "*any"]:
     """Cost of each action; `local` is a local call's."""
-    of_action: Float64[np.ndarray, "*blocks n"] = np.array([0.0, local, 1.0])[actions]
+    of_action: Float64[np.ndarray, "*any"] = np.array([0.0, local, 1.0])[actions]
     return of_action
 
 
 def choose(
-    full: Utilities,
-    local: Utilities,
-    price: float | Float64[np.ndarray, "*rows"],
+    full: Float[np.ndarray, "*any"],
+    local: Float[np.ndarray, "*any"],
+    price: float | Float64[np.ndarray, "blocks 1"],
     local_cost: float,
-    left: float | Float64[np.ndarray, "*rows"] = np.inf,
-) -> Actions:
+    left: float | Float64[np.ndarray, " blocks"] = np.inf,
+) -> Int8[np.ndarray, "*any"]:
     """The action of the largest score − price · cost among those that cost at most `left`; of equal ones the
-    cheaper. `price` and `left` broadcast over `full` and `local`, nats."""
+    cheaper. `price` and `left` broadcast over the scores, which are in nats."""
     net_local = np.where(local_cost <= left, local - price * local_cost, -np.inf)
     net_full = np.where(left >= 1.0, full - price, -np.inf)
     chosen = np.where(net_local > 0, LOCAL, BYPASS)
@@ -120,26 +121,26 @@ def budgeted_actions(
     if not 0 < calls <= n:
         raise ValueError(f"calls must be 1 to {n}, got {calls}")
     taken = np.empty(full.shape, dtype=np.int8)
-    left = np.full(full.shape[:-1], float(calls))
+    left = np.full(len(full), float(calls))
     for i in range(n):
-        best = choose(full[..., i], local[..., i], price, local_cost, left)
-        taken[..., i] = np.where(left >= n - i, FULL, best)
-        left = left - costs(taken[..., i], local_cost)
+        best = choose(full[:, i], local[:, i], price, local_cost, left)
+        taken[:, i] = np.where(left >= n - i, FULL, best)
+        left = left - costs(taken[:, i], local_cost)
     return taken
 
 
 def prices(
     full: Utilities, local: Utilities, budget: float, local_cost: float
-) -> tuple[Float64[np.ndarray, "*blocks"], Float64[np.ndarray, "*blocks"]]:
+) -> tuple[Float64[np.ndarray, " blocks"], Float64[np.ndarray, " blocks"]]:
     """Of each row the least λ ≥ 0 at which the row's whole cost is within `budget`, and the next float below,
     at which it is not; both 0 where nothing need be given up. Bisection: cost falls as the price rises."""
 
-    def within(price: Float64[np.ndarray, "*blocks"]) -> Bool[np.ndarray, "*blocks"]:
-        spent = costs(choose(full, local, price[..., None], local_cost), local_cost).sum(-1)
+    def within(price: Float64[np.ndarray, " blocks"]) -> Bool[np.ndarray, " blocks"]:
+        spent = costs(choose(full, local, price[:, None], local_cost), local_cost).sum(-1)
         return np.asarray(spent <= budget)
 
     dearest = np.maximum(full.max(-1), local.max(-1) / local_cost).astype(np.float64)
-    below = np.zeros(full.shape[:-1])
+    below = np.zeros(len(full))
     price = np.where(within(below), 0.0, 2 * np.maximum(dearest, 0))  # at twice the dearest nothing is called
     while True:
         middle = (below + price) / 2
@@ -152,7 +153,7 @@ def prices(
 def frozen_price(full: Utilities, local: Utilities, calls: int, local_cost: float) -> float:
     """λ from calibration scores [blocks, n]: the least at which their mean cost is within calls / n."""
     budget = calls * full.size / full.shape[-1]
-    return float(prices(full.reshape(-1), local.reshape(-1), budget, local_cost)[0])
+    return float(prices(full.reshape(1, -1), local.reshape(1, -1), budget, local_cost)[0][0])
 
 
 def oracle_actions(full: Utilities, local: Utilities, calls: int, local_cost: float) -> Actions:
@@ -164,8 +165,8 @@ def oracle_actions(full: Utilities, local: Utilities, calls: int, local_cost: fl
     is the optimum.
     """
     price, below = prices(full, local, calls, local_cost)
-    chosen = choose(full, local, price[..., None], local_cost)
-    dearer = choose(full, local, below[..., None], local_cost)
+    chosen = choose(full, local, price[:, None], local_cost)
+    dearer = choose(full, local, below[:, None], local_cost)
     more = costs(dearer, local_cost) - costs(chosen, local_cost)
     left = calls - costs(chosen, local_cost).sum(-1, keepdims=True)
     taken: Actions = np.where(np.cumsum(more, axis=-1) <= left, dearer, chosen)

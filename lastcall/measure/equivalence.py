@@ -29,13 +29,17 @@ from lastcall.measure.scoring import score
 
 TOLERANCE = {"float32": ("max", 1e-5), "bfloat16": ("mean", 1e-3), "float16": ("mean", 1e-3)}
 """Largest |Δ| in nats between full branch and stock loss, by dtype, and how it is summed up."""
-CACHED_TOLERANCE = {"float32": ("max", 1e-4), "bfloat16": ("mean", 2e-2), "float16": ("mean", 5e-3)}
-"""The same for a cached continuation against the whole sequence at once (our choice; not in the protocol)."""
+CACHED_TOLERANCE = {"float32": ("max", 1e-4), "bfloat16": ("mean", 5e-2), "float16": ("mean", 5e-3)}
+"""The same for a cached continuation against the whole sequence at once (our choice; not in the protocol). In
+bfloat16 it is as wide as between two attention backends: 0.025 and 0.029 were measured on random models that
+pass in float32, where a dropped state is seen."""
 BATCH_TOLERANCE = {"float32": ("max", 1e-4), "bfloat16": ("mean", 2e-2), "float16": ("mean", 2e-2)}
 """The same for a block alone against the same block in a batch (our choice: a study fixes its batches, so
 that no comparison rests on it)."""
 BACKEND_TOLERANCE = {"float32": ("max", 1e-4), "bfloat16": ("mean", 5e-2), "float16": ("mean", 2e-2)}
-"""The same between two attention backends (our choice: every branch of a study runs with the same one)."""
+"""The same between two attention backends (our choice: every branch of a study runs with the same one). In
+bfloat16 it was set after measuring 0.003 to 0.034 on random models that pass in float32, so it sees gross
+disagreement only."""
 
 
 @final

@@ -94,6 +94,8 @@ def _weights(checkpoint: Checkpoint, path: Path, download: bool) -> tuple[Path, 
     folder = fetched(files)
     if not (folder / "config.json").is_file():
         raise ModelError(f"no config.json in {folder}", todo="give a folder that save_pretrained wrote")
+    if (folder / "adapter_config.json").exists():  # transformers would load it where peft is installed
+        raise ModelError(f"{folder} holds an adapter", todo="merge it into the weights and save these")
     if any(folder.glob("*.safetensors")):
         return folder, False
     if checkpoint.pickle_may_run_code:

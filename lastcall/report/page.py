@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from lastcall import records
-from lastcall.report import beside, figures, wording
+from lastcall.report import beside, figures, secondary, secondary_figures, wording
 from lastcall.results import CheckpointResult, Judged
+from lastcall.secondary import Answers
 
 
 class _Figure(TypedDict):
@@ -19,16 +20,16 @@ class _Figure(TypedDict):
     caption: str
 
 
-def write_page(judged: Judged, path: Path) -> None:
-    """Write the report of `judged` to `path`, as one atomic step.
+def write_page(judged: Judged, path: Path, answers: Answers | None = None) -> None:
+    """Write the report of `judged` to `path`, as one atomic step, with the secondary `answers` where given.
 
-    Raises OutputError where `judged` is of an unknown schema version or the disk refuses.
+    Raises OutputError where either is of an unknown schema version or the disk refuses.
     """
-    records.write_text(path, render_page(judged))
+    records.write_text(path, render_page(judged, answers))
 
 
-def render_page(judged: Judged) -> str:
-    """The report of `judged` as HTML: the same bytes for the same `judged`."""
+def render_page(judged: Judged, answers: Answers | None = None) -> str:
+    """The report as HTML: the same bytes for the same `judged` and `answers`."""
     wording.check_schema(judged)
     threshold = judged["setup"]["practical_threshold"]
     return _template().render(
@@ -44,7 +45,26 @@ def render_page(judged: Judged) -> str:
         published_differences=beside.differences(judged),
         forests={f["name"]: Markup(figures.forest(f, threshold)) for f in judged["families"]},
         figures={c["name"]: _figures(c) for c in judged["checkpoints"]},
+        answers=answers,
+        **({} if answers is None else _secondary(judged, answers)),
     )
+
+
+def _secondary(judged: Judged, answers: Answers) -> dict[str, Any]:
+    """What secondary.html needs beside `answers`."""
+    topics = secondary.topics(answers)
+    threshold = answers["practical_threshold"]
+    forests = [Markup(figures.forest(f, threshold)) for f in answers.get("learners", [])]
+    drawn = secondary_figures.figures_of(answers, judged["setup"])
+    return {
+        "answers_level": wording.percent(1 - answers["alpha"], 0),
+        "topics": topics,
+        "learner_forests": forests,
+        "secondary_figures": {
+            section: [_Figure(svg=Markup(one.svg), caption=one.caption) for one in found]
+            for section, found in drawn.items()
+        },
+    }
 
 
 def _figures(checkpoint: CheckpointResult) -> list[_Figure]:

@@ -372,3 +372,11 @@ def test_refuses_bos_where_there_is_none(copy: Path) -> None:
     want = 'tiny: bos = "bos", but its tokenizer has no such token; use "none"'
     assert refusal(copy, tokenizer=None, bos="bos") == want
     assert load_tokenizer(checkpoint("tiny", copy, tokenizer=None)).bos is None
+
+
+def test_an_adapter_beside_the_weights_is_refused(tmp_path: Path) -> None:
+    """transformers loads one of its own accord where peft is installed, and nothing would have hashed it."""
+    folder = save("llama", tmp_path / "adapted")
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="holds an adapter; merge it into the weights"):
+        load(checkpoint("adapted", folder))
