@@ -162,8 +162,9 @@ def _say_power(ws: Workspace) -> None:
     for row in rows:
         low, high = row["detectable_best"]["estimate"], row["detectable_worst"]["estimate"]
         ws.reporter.say(
-            f"Power: {row['a']} over {row['b']} on {row['checkpoint']}: a gain of {low:.4f} to {high:.4f} nats "
-            f"a token is shown with 80% power, as far as {row['calibration_clusters']} calibration clusters tell"
+            f"Power: {row['a']} over {row['b']} on {row['checkpoint']}: a gain of {low:.4f} to {high:.4f} "
+            f"nats a token is shown with 80% power, as far as {row['calibration_clusters']} calibration "
+            "clusters can tell"
         )
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import lastcall
-from lastcall.printing import print_judged
 from lastcall.errors import LockError
+from lastcall.printing import print_judged
 from lastcall.workspace import Workspace
 from tests.little import write_study
 

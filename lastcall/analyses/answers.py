@@ -14,6 +14,7 @@ from typing import final
 import numpy as np
 from jaxtyping import Float32
 
+from lastcall.analyses.actions import third_action, with_local
 from lastcall.analyses.curves import Scored, quota_curves, router_gains
 from lastcall.analyses.gains import planned_of_learned
 from lastcall.analyses.horizon import at_horizon
@@ -41,13 +42,14 @@ from lastcall.secondary import (
     IndependenceFeature,
     IndependenceResult,
     QuotaCurves,
+    ThirdActionResult,
 )
 from lastcall.stats.bootstrap import Draws, draw_clusters, mean_intervals, partition
 from lastcall.stats.ceilings import allocations, best_gains, fit_scale, knowable_ceiling, reliability
 from lastcall.stats.judging import family
 from lastcall.stats.loading import CheckpointRecords, Policy, read_checkpoint, read_losses
 from lastcall.stats.policies import book_gains
-from lastcall.study import LEARNED_ROUTERS, Split, Study
+from lastcall.study import LEARNED_ROUTERS, SPLITS, Split, Study
 
 BUCKET = 16.0
 """Tokens a bucket holds: calls stay within 8 of the rate."""
@@ -239,6 +241,15 @@ def learners(material: Material, names: Sequence[str]) -> list[Family]:
             gains[kind][name] = fit_gains(kind, study, folder, fit, calibration, test)
     compared = planned_of_learned(study)
     return [family(study, f"learner: {kind}", compared, gains[kind], material.draws) for kind in kinds]
+
+
+def three_actions(of: CheckpointMaterial) -> ThirdActionResult:
+    """Bypass, local and full under one cost budget."""
+    study, run = of.whole.study, of.whole.run
+    fit, calibration, test = (
+        with_local(study, run, of.name, split, of.books[split], of.data(split)) for split in SPLITS
+    )
+    return third_action(study, of.name, run.fitted(of.name), fit, calibration, test, of.whole.draws)
 
 
 def independent(of: CheckpointMaterial) -> IndependenceResult:

@@ -16,6 +16,7 @@ same input dimension under every learner.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, final
@@ -168,16 +169,32 @@ def fit_gains(
     `folder` holds the checkpoint's fitted routers, for their state maps.
     """
     recipe = study.routers
-    compared = [name for over in planned_of_learned(study) for name in (over.a, over.b)]
-    gains = {}
-    for name in dict.fromkeys(compared):
-        learners = []
-        for seed in recipe.seeds:
-            learned = state_map_of(folder, name, seed, recipe.hidden) if needs_map(kind, name) else None
-            learners.append(fit_learner(kind, name, seed, fit, recipe, learned))
-            advance()
-        gains[name] = learner_gains(learners, calibration, test, study.calls)
-    return gains
+    compared = dict.fromkeys(name for over in planned_of_learned(study) for name in (over.a, over.b))
+
+    def fitted(name: str, seed: int) -> Learner:
+        learned = state_map_of(folder, name, seed, recipe.hidden) if needs_map(kind, name) else None
+        learner = fit_learner(kind, name, seed, fit, recipe, learned)
+        advance()
+        return learner
+
+    jobs = [(name, seed) for name in compared for seed in recipe.seeds]
+    made = _side_by_side(fitted, jobs) if kind in ("wide", "recurrent") else [fitted(*job) for job in jobs]
+    return {
+        name: learner_gains([m for m in made if m.name == name], calibration, test, study.calls)
+        for name in compared
+    }
+
+
+def _side_by_side(fitted: Callable[[str, int], Learner], jobs: Sequence[tuple[str, int]]) -> list[Learner]:
+    """Fit `jobs` on as many threads as torch has, each on one: torch works outside the interpreter's lock,
+    and no sum's order depends on how many there are."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(threads) as pool:
+            return list(pool.map(lambda job: fitted(*job), jobs))
+    finally:
+        torch.set_num_threads(threads)
 
 
 def judge_learner(study: Study, gains: Mapping[str, Gains], draws: Draws) -> Inference:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from collections.abc import Callable
 from typing import final
 
@@ -16,6 +17,9 @@ from lastcall.routing.dataset import Dataset
 from lastcall.routing.fitting import held_out, projection
 from lastcall.routing.routers import INPUTS, Inputs, Router
 from lastcall.study import Routers
+
+_DRAWING = threading.Lock()
+"""Held while the global generator is saved, used and put back."""
 
 
 def read_inputs(
@@ -38,7 +42,7 @@ class Recurrent(nn.Module):
     def __init__(self, inputs: Inputs, d: int, hidden: int) -> None:
         super().__init__()
         self.router = Router(inputs, d, hidden)
-        with torch.random.fork_rng(devices=[]):  # a layer draws its own start from the global generator
+        with _DRAWING, torch.random.fork_rng(devices=[]):  # a GRU draws its start from the global generator
             self.gru = nn.GRU(hidden, hidden, batch_first=True)
 
     @torch.no_grad()

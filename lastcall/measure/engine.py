@@ -162,9 +162,7 @@ def _refuse_non_finite(book: BookBlocks, table: dict[str, np.ndarray], name: str
             )
 
 
-def write(
-    run: RunFolder, study: Study, checkpoint: str, part: Part, measured: Measured, source: str
-) -> None:
+def write(run: RunFolder, study: Study, checkpoint: str, part: Part, measured: Measured, source: str) -> None:
     """Write one book's states, then its record: a record's presence means that its own states are there."""
     record = run.measured(checkpoint, part, measured.book)
     with atomic(run.states(checkpoint, part, measured.book)) as temporary:

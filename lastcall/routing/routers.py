@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import final
+from typing import Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 
 from lastcall.routing.dataset import Dataset
 from lastcall.routing.features import DISPLACEMENT, INCOMING, POSITION, TRAJECTORY, UNCERTAINTY
@@ -89,9 +90,9 @@ class Router(nn.Module):
         self.inputs = inputs
         self.scaling = Scaling(inputs, d)
         self.state_map = nn.Parameter(torch.zeros(d, inputs.state)) if inputs.state else None
-        with torch.random.fork_rng(devices=[]):  # a layer draws its own start from the global generator
-            self.hidden = nn.Linear(inputs.size, hidden)
-            self.out = nn.Linear(hidden, 1)
+        layer: Any = skip_init  # else a layer draws its start from the global generator
+        self.hidden = layer(nn.Linear, inputs.size, hidden)
+        self.out = layer(nn.Linear, hidden, 1)
 
     @torch.no_grad()
     def initialise(self, generator: torch.Generator) -> None:

@@ -18,7 +18,7 @@ from lastcall.routing.fitting import projection
 from tests.reference import analyses as reference
 from tests.routing.made import made
 
-LINEAR = World(linear=True)
+LINEAR = World(clusters=30, linear=True)
 SMALL = World(clusters=24, positions=40)
 
 
@@ -27,7 +27,7 @@ def found(world: World, seed: int = 0, learner: Regression = "ridge", folds: int
     return independence(*simulate(world, rng=rng), folds, learner, rng, draws=999)
 
 
-def rate(world: World, learner: Regression = "ridge", repetitions: int = 300, folds: int = 5) -> float:
+def rate(world: World, learner: Regression = "ridge", repetitions: int = 200, folds: int = 3) -> float:
     rng = np.random.default_rng(1)
     return rejection_rate(world, learner, rng, repetitions=repetitions, folds=folds, draws=399)
 
@@ -38,22 +38,22 @@ def test_the_level_is_kept_with_serial_dependence_and_book_levels(world: World) 
 
 
 def test_the_level_is_not_kept_where_positions_count_as_independent() -> None:
-    """What the cluster sums are for: the same residuals with a variance over positions reject far too often."""
+    """What the cluster sums are for: with a variance over positions the same residuals reject too often."""
     rejected, rng = 0, np.random.default_rng(2)
     world = dataclasses.replace(LINEAR, autoregression=0.9)
-    for _ in range(100):
+    for _ in range(60):
         utility, trajectory, given, clusters = simulate(world, rng=rng)
         targets = np.concatenate([utility[..., None], trajectory], axis=-1)
         left = module._residuals(targets, given, clusters, clusters % 5, "ridge", 0)
         products = (left[..., :1] * left[..., 1:]).reshape(-1, 3)
         z = products.mean(0) / (products.std(0) / len(products) ** 0.5)
         rejected += bool((2 * stats.norm.sf(abs(z)) <= 0.05 / 3).any())
-    assert rejected > 20
+    assert rejected > 12
 
 
 def test_power_grows_with_the_effect() -> None:
     powers = [
-        rate(dataclasses.replace(LINEAR, effect=effect), repetitions=100) for effect in (0.03, 0.06, 0.12)
+        rate(dataclasses.replace(LINEAR, effect=effect), repetitions=60) for effect in (0.03, 0.06, 0.12)
     ]
     assert powers == sorted(powers)
     assert powers[0] < 0.5
@@ -76,10 +76,10 @@ def test_a_level_that_books_share_unseen_is_no_evidence() -> None:
 
 def test_trees_learn_a_bent_confounder_that_ridge_takes_for_dependence() -> None:
     assert rate(SMALL, "ridge", repetitions=10) == 1.0
-    judged = [found(SMALL, seed, "trees", folds=4) for seed in range(8)]
-    assert np.mean([j.p_largest <= 0.05 for j in judged]) <= 0.4
-    assert abs(np.mean([j.z for j in judged])) < 1.0
-    strong = [found(dataclasses.replace(SMALL, effect=0.4), seed, "trees", folds=4) for seed in range(4)]
+    judged = [found(SMALL, seed, "trees", folds=2) for seed in range(5)]
+    assert sum(j.p_largest <= 0.05 for j in judged) <= 2
+    assert abs(np.mean([j.z for j in judged])) < 1.5
+    strong = [found(dataclasses.replace(SMALL, effect=0.4), seed, "trees", folds=2) for seed in range(2)]
     assert all(j.p_largest <= 0.05 and j.z[0] > 3 for j in strong)
 
 

@@ -147,7 +147,7 @@ def test_another_seed_is_another_fit(kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_kept_has_the_least_held_out_loss(kind: Kind) -> None:
-    """Small, noisy and long enough to overfit; the loss is the study's Huber loss on the study's held-out books."""
+    """Small, noisy and long enough to overfit; the loss is the study's, and so are the held-out books."""
     data, chosen = made(12, strength=0.05), recipe(learning_rate=0.05, epochs=8, huber_delta=0.05)
     learner = fit_learner(kind, "S32", 0, data, chosen, map_for(kind, "S32"))
     least = min(learner.held_out_loss)
@@ -234,7 +234,7 @@ def test_wide_is_the_recipe_with_512_hidden_units() -> None:
 
 @pytest.mark.parametrize("kind", ["trees", "ridge"])
 def test_the_state_is_read_through_the_given_map_alone(kind: Kind) -> None:
-    """A map that drops the telling coordinate leaves nothing; the control's projection is the recorded draw."""
+    """A map without the telling coordinate leaves nothing; the control's projection is the recorded draw."""
     fit, fresh = (made(seed, books=40, n=24, strength=0.2, told_by="bypass") for seed in (20, 21))
     blind = torch.eye(5, 32)
     blind[0] = 0
@@ -297,7 +297,7 @@ def test_gains_are_the_gains_by_hand() -> None:
 
 @pytest.mark.parametrize("kind", ["trees", "ridge"])
 def test_a_learners_planned_comparisons_are_a_family_of_its_own(kind: Kind, tmp_path: Path) -> None:
-    """From fitted maps to verdicts: the trajectory tells the utility, so that T beats B and J32 both others."""
+    """From fitted maps to verdicts, where the trajectory tells the utility: T beats B, J32 both others."""
     study = make_study(
         test=["t"],
         blocks={"horizon": 28, "context": 4},
@@ -336,7 +336,7 @@ def test_the_map_is_the_fitted_routers(tmp_path: Path) -> None:
     assert torch.equal(state_map_of(run.fitted("one"), "S32", 3, 8), router.state_map.detach())
     with pytest.raises(ValueError, match="router B has no map of the state"):
         state_map_of(run.fitted("one"), "B", 3, 8)
-    with pytest.raises(OutputError, match="cannot read .*S32-4"):
+    with pytest.raises(OutputError, match=r"cannot read .*S32-4"):
         state_map_of(run.fitted("one"), "S32", 4, 8)
 
 

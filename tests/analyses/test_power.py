@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -88,7 +87,7 @@ def test_a_row_is_the_formulas_by_hand() -> None:
 
 @pytest.mark.parametrize("sizes", [[1] * 30, [1, 5] * 15, [1] * 15 + [8] * 15])
 def test_the_deviation_is_the_bootstraps(sizes: list[int]) -> None:
-    """se² = σ² / C is the variance of the draws' Δ*, but for (C − 1) / C and the sizes a draw happens to take."""
+    """se² = σ² / C is the variance of Δ*, but for (C − 1) / C and the sizes that a draw happens to take."""
     rng = np.random.default_rng(1)
     of_book = np.repeat(np.arange(30), sizes)
     clusters = Clusters(tuple(map(str, range(len(of_book)))), of_book)
@@ -164,7 +163,7 @@ def test_routers_that_never_differ_need_the_fewest_clusters() -> None:
 
 def test_few_clusters_widen_the_interval_and_warn() -> None:
     few, many = rows_for(0.02, calibration=8)[0], rows_for(0.02, calibration=40)[0]
-    assert few["deviation"]["high"] / few["deviation"]["low"] > 2 * 1.5 > 1.6
+    assert few["deviation"]["high"] / few["deviation"]["low"] > 3
     assert many["deviation"]["high"] / many["deviation"]["low"] < 1.7
     assert few["warning"].startswith("8 calibration clusters, fewer than 20")
     assert many["warning"] == ""
@@ -195,8 +194,6 @@ def test_thresholds_leave_the_book_out() -> None:
     moved = scores.copy()
     moved[:2] += 50  # a book's own scores do not move its own threshold
     assert (leave_one_out_calls(moved, books, 4)[:2].argmax(axis=1) == 0).all()
-    same = leave_one_out_calls(np.where(np.arange(10)[:, None] < 2, scores[::-1], scores), books, 4)
-    assert leave_one_out_calls(scores, books, 4)[2:].shape == same[2:].shape
 
 
 CALIBRATION = [f"c{i}" for i in range(5)]
@@ -259,5 +256,5 @@ def test_power_of_a_run_folder(study: Study, run: RunFolder) -> None:
 def test_one_calibration_book_is_refused_and_so_is_a_missing_one(study: Study, run: RunFolder) -> None:
     with pytest.raises(BookError, match="leaves a book out needs another one: got 1 calibration book"):
         calibration_gains(run, study, "one", CALIBRATION[:1])
-    with pytest.raises(OutputError, match="nowhere.*is missing"):
+    with pytest.raises(OutputError, match=r"nowhere.*is missing"):
         calibration_gains(run, study, "one", ["nowhere", "c0"])

@@ -75,7 +75,7 @@ def left_out_thresholds(scores: np.ndarray, books: Sequence[str], calls: int) ->
 
 
 def covariance_z(utility: np.ndarray, feature: np.ndarray, clusters: Sequence[int]) -> float:
-    """The measure on given residuals, [blocks, n] each: cluster sums of products, mean over standard error."""
+    """The measure on residuals, [blocks, n] each: mean of the cluster sums of products over its error."""
     sums: dict[int, float] = {}
     for u, f, cluster in zip(utility, feature, clusters, strict=True):
         sums[cluster] = sums.get(cluster, 0.0) + sum(float(a) * float(b) for a, b in zip(u, f, strict=True))
@@ -86,7 +86,7 @@ def covariance_z(utility: np.ndarray, feature: np.ndarray, clusters: Sequence[in
 
 
 def sign_p(sums: np.ndarray) -> float:
-    """Share of all 2^C ways to sign the clusters whose largest studentised |mean| reaches the unsigned one."""
+    """Share of all 2^C ways to sign the clusters whose largest |mean| / error reaches the unsigned one."""
 
     def largest(signed: np.ndarray) -> float:
         columns = signed.T.tolist()
