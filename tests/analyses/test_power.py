@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import NormalDist
 
 import numpy as np
 import pytest
+import statsmodels.stats.multitest  # noqa: F401  (loaded before anything is frozen)
 from scipy import stats
 
 from lastcall.analyses.power import (
@@ -34,6 +36,14 @@ from tests.synthetic import make_study
 
 STUDY = make_study(test=["t"], checkpoints=("one", "two"))
 NAMES = ("B", "T", "S32", "J32", "C_RP3")
+
+
+@pytest.fixture(autouse=True)
+def _frozen() -> Iterator[None]:
+    """statsmodels collects garbage at every correction; what is already loaded need not be gone through."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 def gains(books: int, rng: np.random.Generator, deviation: float = 0.02) -> dict[str, dict[str, np.ndarray]]:
