@@ -17,7 +17,7 @@ demo: install
 	$(BIN)/lastcall demo
 
 test: install
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 check: install
 	$(BIN)/ruff format --check .

@@ -20,7 +20,20 @@ from lastcall.study import Study
 
 DOCS = Path(__file__).parent
 NOTE = "<!-- Written by docs/generate.py; do not edit. -->\n\n"
-COMMANDS = ("run", "demo", "check", "books", "measure", "fit", "lock", "judge", "report")
+COMMANDS = (
+    "run",
+    "demo",
+    "check",
+    "books",
+    "plan",
+    "measure",
+    "fit",
+    "power",
+    "lock",
+    "judge",
+    "analyse",
+    "report",
+)
 
 
 def main() -> int:
@@ -111,7 +124,8 @@ def records() -> str:
         + "\n## routed/\\<checkpoint\\>/\\<book\\>.parquet\n\n"
         + "One row a scored test prediction, router and seed.\n\n"
         + _columns(ROUTED)
-        + "\n`judged.json` is typed and explained, key by key, in `lastcall/results.py`.\n"
+        + "\n`judged.json` is typed and explained, key by key, in `lastcall/results.py`, `analyses.json` in "
+        + "`lastcall/secondary.py`.\n"
     )
 
 

@@ -62,3 +62,9 @@ def test_the_paired_intervention_by_itself(here: Path) -> None:
     exec(text, names)
     assert names["utility"].shape == (len("When in the course of human events it becomes") - 1,)  # type: ignore[attr-defined]
     assert names["utility"].abs().max() > 1e-3  # type: ignore[attr-defined]
+
+
+def test_the_further_questions_are_a_study_files(here: Path) -> None:
+    (here / "mine.toml").write_text(example("study") + example("analyses"))
+    asked = read_study("mine.toml").analyses
+    assert all(getattr(asked, field) for field in type(asked).model_fields)

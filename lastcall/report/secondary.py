@@ -67,7 +67,9 @@ _PROSE: dict[Section, str] = {
     "with that of another unforced router. What it tells is the share called, beside the share that the same "
     "rule calls in the core blocks of the same books.",
     "third_action": "A router may bypass, call locally or call in full, under one budget of cost. The last "
-    "column is its gain over the same router that chooses between bypass and full alone at the same cost.",
+    "column is its gain over the same router that chooses between bypass and full alone at the same cost. "
+    "Cost counts the keys a call reads, in the mean over the block; the projections, which both calls need, "
+    "are not in it, so that in operations a local call saves much less than its cost here says.",
     "independence": "A test without any router: of what is left of the utility and of each trajectory "
     "feature once state, uncertainty, displacement and position are given, does one go with the other? Whole "
     "clusters are treated as independent, positions within them are not. z is positive where both go "
