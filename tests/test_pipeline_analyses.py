@@ -183,3 +183,16 @@ def test_a_study_of_another_operation_runs_like_the_first(
     bypass = [j["checkpoints"][0]["nll_bypass"]["estimate"] for j in (judged, first)]
     assert full[0] == pytest.approx(full[1], abs=1e-12)
     assert abs(bypass[0] - bypass[1]) > 1e-4
+
+
+def test_a_published_figure_at_the_longer_horizon_stands_beside_ours(copy: Path) -> None:
+    study = copy / "run" / "study.toml"
+    figure = '[[published.figures]]\ncheckpoint = "llama"\nwhat = "unforced_activation:J32@80"\nvalue = 0.5\n'
+    study.write_text(study.read_text() + f'\n[published]\nsource = "s"\n{figure}')
+    pipeline.lock(Workspace.open(copy / "run"), "the published figures were forgotten")
+    pipeline.measure(Workspace.open(copy / "run"), ["test"])
+    row = pipeline.judge(Workspace.open(copy / "run"))["published"]["figures"][0]
+    pipeline.analyse(Workspace.open(copy / "run"))
+    j32 = next(r for r in answers(copy)["horizon"][0]["routers"] if r["name"] == "J32")
+    assert (row["ours"], row["ours_low"]) == (j32["activation"]["estimate"], j32["activation"]["low"])
+    assert row["difference"] == pytest.approx(row["ours"] - 0.5)

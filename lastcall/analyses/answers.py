@@ -17,7 +17,6 @@ from jaxtyping import Float32
 from lastcall.analyses.actions import third_action, with_local
 from lastcall.analyses.curves import Scored, quota_curves, router_gains
 from lastcall.analyses.gains import planned_of_learned
-from lastcall.analyses.horizon import at_horizon
 from lastcall.analyses.independence import independence, of_dataset
 from lastcall.analyses.learners import fit_gains
 from lastcall.records import RunFolder
@@ -46,6 +45,7 @@ from lastcall.secondary import (
 )
 from lastcall.stats.bootstrap import Draws, draw_clusters, mean_intervals, partition
 from lastcall.stats.ceilings import allocations, best_gains, fit_scale, knowable_ceiling, reliability
+from lastcall.stats.horizon import at_horizon
 from lastcall.stats.judging import family
 from lastcall.stats.loading import CheckpointRecords, Policy, read_checkpoint, read_losses
 from lastcall.stats.policies import book_gains
@@ -218,14 +218,7 @@ def _controlled(of: CheckpointMaterial, name: str, rule: Controller, scored: Sco
 
 def longer(of: CheckpointMaterial) -> HorizonResult:
     """The longer blocks of the test books that are long enough, under the frozen thresholds."""
-    whole, test = of.whole, of.books["test"]
-    books = [book for book in test if whole.run.measured(of.name, "horizon", book).is_file()]
-    cluster = dict(zip(whole.clusters.books, whole.clusters.of_book, strict=True))
-    rng = np.random.default_rng(whole.study.inference.seed)
-    clusters = partition([(book, str(cluster[book])) for book in books])
-    draws = draw_clusters(clusters, whole.study.inference.draws, rng=rng)
-    left_out = [book for book in test if book not in books]
-    return at_horizon(whole.study, whole.run, of.name, books, left_out, draws)
+    return at_horizon(of.whole.study, of.whole.run, of.name, of.whole.clusters)
 
 
 def learners(material: Material, names: Sequence[str]) -> list[Family]:

@@ -54,7 +54,7 @@ def judge(study: Study, run: RunFolder, test_books: Sequence[tuple[str, str]]) -
         policies = all_policies(records, study.calls)
         gains[checkpoint.name] = {p.name: book_gains(p, records.utility) for p in policies}
         results.append(summarise(study, checkpoint.name, records, policies, gains[checkpoint.name], draws))
-        published += checkpoint_figures(study, results[-1], policies, gains[checkpoint.name], draws)
+        published += checkpoint_figures(study, run, results[-1], policies, gains[checkpoint.name], draws)
     families = [family(study, name, over, gains, draws) for name, over in study.families.items()]
     published += study_figures(study, families)
     count = len(clusters.sizes)

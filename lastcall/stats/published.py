@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 
 from lastcall.published import EXECUTED, WHOLE_STUDY, Design, Figure, Published, Quantity, parse
+from lastcall.records import RunFolder
 from lastcall.results import (
     CheckpointResult,
     Family,
@@ -19,6 +20,7 @@ from lastcall.results import (
     Setup,
 )
 from lastcall.stats.bootstrap import Draws, mean_intervals
+from lastcall.stats.horizon import activation
 from lastcall.stats.loading import Policy
 from lastcall.stats.policies import Gains, exceeds
 from lastcall.study import Checkpoint, Study
@@ -34,11 +36,16 @@ _SOURCES = {
 
 
 def checkpoint_figures(
-    study: Study, result: CheckpointResult, policies: Sequence[Policy], gains: Gains, draws: Draws
+    study: Study,
+    run: RunFolder,
+    result: CheckpointResult,
+    policies: Sequence[Policy],
+    gains: Gains,
+    draws: Draws,
 ) -> list[PublishedFigure]:
     """The published figures of one checkpoint beside ours; none where the study names none."""
     mine = [f for f in _figures(study) if f.checkpoint == result["name"]]
-    return [_beside(study, f, result, policies, gains, draws) for f in mine]
+    return [_beside(study, run, f, result, policies, gains, draws) for f in mine]
 
 
 def study_figures(study: Study, families: Sequence[Family]) -> list[PublishedFigure]:
@@ -83,6 +90,7 @@ def _row(figure: Figure, unmeasured: str | None = None) -> PublishedFigure:
 
 def _beside(
     study: Study,
+    run: RunFolder,
     figure: Figure,
     result: CheckpointResult,
     policies: Sequence[Policy],
@@ -92,9 +100,14 @@ def _beside(
     quantity = parse(figure.what)
     if quantity.kind in EXECUTED:
         return _row(figure, "judging executes no policy")
-    if quantity.horizon not in (None, study.blocks.horizon):
+    longer = study.longer
+    if longer is not None and quantity.horizon == longer.blocks.horizon:
+        router = quantity.routers[0]
+        ours: Interval | str = activation(study, longer, run, result["name"], router, draws.clusters)
+    elif quantity.horizon not in (None, study.blocks.horizon):
         return _row(figure, f"the horizon here is {study.blocks.horizon:,}")
-    ours = _ours(study, quantity, result, policies, gains, draws)
+    else:
+        ours = _ours(study, quantity, result, policies, gains, draws)
     if isinstance(ours, str):
         return _row(figure, ours)
     row = _row(figure)

@@ -11,9 +11,9 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from lastcall.records import RunFolder, read_tables
-from lastcall.results import PositionBin
+from lastcall.results import Interval, PositionBin
 from lastcall.secondary import HorizonResult, HorizonRouter
-from lastcall.stats.bootstrap import Draws, mean_intervals
+from lastcall.stats.bootstrap import Clusters, Draws, draw_clusters, mean_intervals, partition
 from lastcall.stats.loading import CheckpointRecords, Policy, read_checkpoint
 from lastcall.stats.policies import book_gains, exceeds
 from lastcall.study import Study
@@ -22,20 +22,16 @@ BINS = 32
 """Runs of positions along a longer block."""
 
 
-def at_horizon(
-    study: Study,
-    run: RunFolder,
-    checkpoint: str,
-    books: Sequence[str],
-    left_out: Sequence[str],
-    draws: Draws,
-) -> HorizonResult:
-    """Forced and unforced routing of the longer blocks of `books`, beside the core blocks of the same books.
+def at_horizon(study: Study, run: RunFolder, checkpoint: str, clusters: Clusters) -> HorizonResult:
+    """Forced and unforced routing of the longer blocks of the test books that are long enough, beside the core
+    blocks of the same books.
 
-    `draws` are of the clusters of these books. ValueError where `study` asks for no longer blocks.
+    `clusters` are of all test books. ValueError where `study` asks for no longer blocks.
     """
     if (longer := study.longer) is None:
         raise ValueError("the study asks for no longer blocks")
+    draws = draws_of_longer(study, run, checkpoint, clusters)
+    books = draws.clusters.books
     records = read_checkpoint(longer, run, checkpoint, books, "horizon")
     core = {p.name: p for p in read_checkpoint(study, run, checkpoint, books).routers}
     alpha = study.inference.alpha
@@ -50,7 +46,7 @@ def at_horizon(
         "calls": longer.calls,
         "scored": longer.blocks.scored,
         "books": len(books),
-        "left_out": list(left_out),
+        "left_out": [book for book in clusters.books if book not in books],
         "overlap": _overlap(study, longer, run, checkpoint, books),
         "nll_never": found["never"],
         "nll_always": found["always"],
@@ -60,6 +56,26 @@ def at_horizon(
             if policy.thresholds is not None
         ],
     }
+
+
+def activation(
+    study: Study, longer: Study, run: RunFolder, checkpoint: str, name: str, of: Clusters
+) -> Interval:
+    """Share of the longer blocks' positions that router `name` calls by the rule score > τ alone."""
+    draws = draws_of_longer(study, run, checkpoint, of)
+    records = read_checkpoint(longer, run, checkpoint, draws.clusters.books, "horizon")
+    above = exceeds(next(policy for policy in records.routers if policy.name == name))
+    assert above is not None  # a learned router has scores and thresholds
+    shares = {name: above.mean(axis=(0, 2, 3))}
+    return mean_intervals(draws, shares, study.inference.alpha)[name]
+
+
+def draws_of_longer(study: Study, run: RunFolder, checkpoint: str, clusters: Clusters) -> Draws:
+    """The study's draws over the clusters of the test books that have a longer block."""
+    own = zip(clusters.books, clusters.of_book, strict=True)
+    long = [(book, str(of)) for book, of in own if run.measured(checkpoint, "horizon", book).is_file()]
+    rng = np.random.default_rng(study.inference.seed)
+    return draw_clusters(partition(long), study.inference.draws, rng=rng)
 
 
 def _router(
