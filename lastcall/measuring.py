@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from lastcall import lock as locking
-from lastcall.errors import BookError
 from lastcall.holding import Shard
+from lastcall.measure.corpus import require_enough
 from lastcall.records import RunFolder, read_json, write_json
 from lastcall.sealing import facts_file
 from lastcall.study import Checkpoint, Part
@@ -21,17 +21,8 @@ if TYPE_CHECKING:
 
 def enough_books(ws: Workspace) -> None:
     """Refuse, before any model runs, a study whose later stages cannot work."""
-    fit_books, every = len(ws.used.split("fit")), ws.study.routers.holdout_every
-    if fit_books < every:
-        raise BookError(
-            "too few fit books to hold one out",
-            got=f"{fit_books} where every {every}th is held out",
-            todo="give more fit books or lower routers.holdout_every",
-        )
-    if len({cluster for _, cluster in ws.clusters}) < 2:
-        raise BookError(
-            "the test split has fewer than two clusters", todo="nothing can be resampled; add books"
-        )
+    clusters = len({cluster for _, cluster in ws.clusters})
+    require_enough(len(ws.used.split("fit")), ws.study.routers.holdout_every, clusters)
 
 
 def pending(

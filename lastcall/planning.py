@@ -14,7 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from lastcall.errors import BookError, StudyError
-from lastcall.measure.corpus import LeftOut, clusters, common_books, cut_blocks, load_corpus
+from lastcall.measure.corpus import (
+    LeftOut,
+    clusters,
+    common_books,
+    cut_blocks,
+    load_corpus,
+    require_enough,
+)
 from lastcall.progress import Reporter, Silent
 from lastcall.study import LEARNED_ROUTERS, SPLITS, Checkpoint, Split, Study
 
@@ -108,7 +115,7 @@ def plan(
     outlines = [outline(checkpoint) for checkpoint in study.checkpoints]
     on_hub = study.books.source == "pg19-hub" and study.books.path is None
     counted = _count_on_hub(study) if on_hub else _count(study, outlines, reporter or Silent())
-    _require_enough(study, counted)
+    require_enough(counted.books["fit"], study.routers.holdout_every, counted.clusters)
     return Plan(
         study=study.name,
         exact=counted.exact,
@@ -176,18 +183,6 @@ def _count(study: Study, outlines: Sequence[Outline], reporter: Reporter) -> _Co
         how=how if without else "read and tokenised",
         left_out=used.left_out,
     )
-
-
-def _require_enough(study: Study, counted: _Counted) -> None:
-    """Raises BookError where a later stage could not work."""
-    fit, every = counted.books["fit"], study.routers.holdout_every
-    if fit < every:
-        got, todo = f"{fit} where every {every}th is held out", "add books or lower routers.holdout_every"
-        raise BookError("too few fit books to hold one out", got=got, todo=todo)
-    if counted.clusters < 2:
-        raise BookError(
-            "the test split has fewer than two clusters", todo="nothing can be resampled; add books"
-        )
 
 
 def _cost(

@@ -305,6 +305,10 @@ class Study(_Section):
             )
         if asked.third_action is not None and asked.third_action not in self.measure.local_windows:
             raise ValueError(f"analyses.third_action = {asked.third_action} is not among local_windows")
+        if asked.third_action is not None and self.operation != "attention":
+            raise ValueError(
+                f'analyses.third_action goes with operation = "attention", not "{self.operation}"'
+            )
         return self
 
     @property

@@ -62,6 +62,10 @@ REFUSED = [
     ({"name": ".."}, "name: got '..'"),
     ({"operation": "mlp"}, 'operation: no such operation: "mlp"; known are attention, ffn, block'),
     ({"analyses": {"horizon": 512}}, "analyses.horizon = 512 must be over blocks.horizon, 512"),
+    (
+        {"analyses": {"third_action": 32}, "operation": "ffn"},
+        'analyses.third_action goes with operation = "attention", not "ffn"',
+    ),
     ({"analyses": {"third_action": 8}}, "analyses.third_action = 8 is not among local_windows"),
     ({"checkpoints": []}, "checkpoints: got []"),
     ({"checkpoints": [LEAST["checkpoints"][0]] * 2}, "checkpoints.name has the same value twice: one, one"),

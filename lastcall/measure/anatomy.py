@@ -203,13 +203,8 @@ class Site:
         return self.head.weight.device
 
 
-def locate(model: nn.Module) -> Site:
-    """The site of `model` by its row of the table.
-
-    Raises UnknownArchitectureError where the table has no row, ModelError where the final block has no
-    attention (the message lists the blocks that have).
-    """
-    config: Any = model.config
+def row_of(config: Any) -> Anatomy:
+    """The table's row for a text model's configuration; UnknownArchitectureError where there is none."""
     row = TABLE.get(config.model_type)
     if row is None:
         raise UnknownArchitectureError(
@@ -217,6 +212,17 @@ def locate(model: nn.Module) -> Site:
             got=f'model_type "{config.model_type}"',
             todo=f"known are {', '.join(sorted(TABLE))}; a new one is a row of lastcall/measure/anatomy.py",
         )
+    return row
+
+
+def locate(model: nn.Module) -> Site:
+    """The site of `model` by its row of the table.
+
+    Raises UnknownArchitectureError where the table has no row, ModelError where the final block has no
+    attention (the message lists the blocks that have).
+    """
+    config: Any = model.config
+    row = row_of(config)
     blocks = list(_module(model, row.blocks).children())
     attention = getattr(blocks[-1], row.attention, None)
     if attention is None:

@@ -261,3 +261,17 @@ def _without(blocked: Blocked, left_out: tuple[LeftOut, ...]) -> Blocked:
     had = [split for split in SPLITS if blocked.corpus.split(split)]
     _every_split(corpus, had, "long enough for its blocks")
     return Blocked(corpus, tuple(book for book in blocked.books if book.id not in gone))
+
+
+def require_enough(fit: int, every: int, clusters: int) -> None:
+    """BookError where later stages could not work: no book of `fit` to hold out, or nothing to resample."""
+    if fit < every:
+        raise BookError(
+            "too few fit books to hold one out",
+            got=f"{fit} where every {every}th is held out",
+            todo="give more fit books or lower routers.holdout_every",
+        )
+    if clusters < 2:
+        raise BookError(
+            "the test split has fewer than two clusters", todo="nothing can be resampled; add books"
+        )

@@ -64,17 +64,15 @@ def operations(site: Site, blocks: int, positions: int, windows: int) -> int:
     config: Any = site.model.config
     row = TABLE[config.model_type]
     layers = list(site.model.get_submodule(row.blocks).children())
-    head, final_block = site.head.weight.numel(), _matrices(site.block, config)
-    bypass = final_block - _matrices(site.attention, config) + head
-    linear = (
-        sum(_matrices(layer, config) for layer in layers) + head + bypass + windows * (final_block + head)
-    )
+    head, final_block = site.head.weight.numel(), matrices(site.block, config)
+    bypass = final_block - matrices(site.attention, config) + head
+    linear = sum(matrices(layer, config) for layer in layers) + head + bypass + windows * (final_block + head)
     attentions = sum(hasattr(layer, row.attention) for layer in layers) + windows
     pairs = positions * (positions + 1) // 2
     return 2 * blocks * (positions * linear + attentions * 2 * _attention_width(config) * pairs)
 
 
-def _matrices(module: nn.Module, config: Any) -> int:
+def matrices(module: nn.Module, config: Any) -> int:
     """Weights of a module that one token is multiplied by; experts are stacked [experts, …, …]."""
     experts, used = _first(config, _EXPERTS), _first(config, _USED)
     total = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import torch
 import transformers
@@ -17,11 +17,12 @@ from torch import nn
 
 from lastcall.errors import ModelError
 from lastcall.measure import location
-from lastcall.measure.anatomy import FULL_SIZE, TABLE, Site, locate
+from lastcall.measure.anatomy import Site, locate, row_of
 from lastcall.measure.corpus import BookBlocks
 from lastcall.measure.engine import check_fits
 from lastcall.measure.loading import Loaded, Tokenizer, load_tokenizer
 from lastcall.measure.location import Location
+from lastcall.measure.reading import configuration, full_size
 from lastcall.study import Checkpoint
 from lastcall.study_file import is_local
 
@@ -98,40 +99,13 @@ def _tokenizer(checkpoint: Checkpoint, *, here: bool) -> Tokenizer | None:
 
 def site(checkpoint: Checkpoint, where: Location) -> Site:
     """The site of the checkpoint that lies at `where`, on the meta device. Raises as `outline` does."""
-    whole = _config(checkpoint, where)
+    random = where.kind == "random"
+    whole = full_size(where.name) if random else configuration(checkpoint, where, trusted=False)
     config = whole.get_text_config()
-    if config.model_type not in TABLE:
-        return locate(_Bare(config))  # refuses it by name
+    row_of(config)
     config.tie_word_embeddings = config.tie_word_embeddings or whole.tie_word_embeddings
     with torch.device("meta"):
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, checkpoint.dtype)
         )
     return locate(model)
-
-
-@final
-class _Bare(nn.Module):
-    """A module with nothing but a config."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
-
-
-def _config(checkpoint: Checkpoint, where: Location) -> Any:
-    if where.kind == "random":
-        if where.name not in FULL_SIZE:
-            known = ", ".join(FULL_SIZE)
-            raise ModelError("no such full-size architecture", got=f'"{where.name}"', todo=f"known: {known}")
-        model_type, values = FULL_SIZE[where.name]
-        return transformers.AutoConfig.for_model(model_type, **values)
-    gguf = {"gguf_file": where.name} if where.kind == "gguf" else {}
-    try:
-        return transformers.AutoConfig.from_pretrained(where.folder, trust_remote_code=False, **gguf)
-    except Exception as error:  # transformers raises many kinds
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        what = f"cannot read the configuration of {checkpoint.name} in {where.folder}"
-        raise ModelError(
-            what, got=reason, todo="check that the files are whole and of a known kind"
-        ) from error

@@ -10,14 +10,14 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 import transformers
 from torch import nn
 
 from lastcall.errors import LastcallError, ModelError
-from lastcall.measure.anatomy import FULL_SIZE, TABLE, locate
+from lastcall.measure.anatomy import FULL_SIZE, row_of
 from lastcall.measure.location import Location
 from lastcall.study import Checkpoint
 
@@ -33,10 +33,10 @@ def read(checkpoint: Checkpoint, where: Location) -> nn.Module:
     """
     if where.kind == "gguf":
         return _read(checkpoint, where, gguf_file=where.name, trust_remote_code=False)
-    config, trusted = _config(checkpoint, where), checkpoint.trust_remote_code
+    trusted = checkpoint.trust_remote_code
+    config = configuration(checkpoint, where, trusted)
     text = config.get_text_config()
-    if text.model_type not in TABLE:
-        locate(_Bare(config))
+    row_of(text)
     how: dict[str, Any] = {"use_safetensors": not where.pickled, "trust_remote_code": trusted}
     if trusted and "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {}):
         return _read(checkpoint, where, **how)
@@ -50,12 +50,7 @@ def read(checkpoint: Checkpoint, where: Location) -> nn.Module:
 
 def draw(checkpoint: Checkpoint, name: str, device: torch.device) -> nn.Module:
     """The full-size architecture `name` with random weights, drawn on `device` from their own seed."""
-    if name not in FULL_SIZE:
-        raise ModelError(
-            "no such full-size architecture", got=f'"{name}"', todo=f"known: {', '.join(FULL_SIZE)}"
-        )
-    model_type, values = FULL_SIZE[name]
-    config = transformers.AutoConfig.for_model(model_type, **values)
+    config = full_size(name)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), device:
         torch.manual_seed(checkpoint.weights_seed)
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(
@@ -95,14 +90,26 @@ def _read(checkpoint: Checkpoint, where: Location, **how: Any) -> nn.Module:
     return model
 
 
-def _config(checkpoint: Checkpoint, where: Location) -> Any:
-    """The configuration in a folder."""
-    if checkpoint.trust_remote_code and where.folder:
-        _refuse_code_elsewhere(checkpoint, where.folder)
-    with _one_line(checkpoint, f"cannot read {where.folder}/config.json"):
-        return transformers.AutoConfig.from_pretrained(
-            where.folder, trust_remote_code=checkpoint.trust_remote_code
+def full_size(name: str) -> Any:
+    """The configuration of the full-size architecture `name`; ModelError where there is none."""
+    if name not in FULL_SIZE:
+        raise ModelError(
+            "no such full-size architecture", got=f'"{name}"', todo=f"known: {', '.join(FULL_SIZE)}"
         )
+    model_type, values = FULL_SIZE[name]
+    return transformers.AutoConfig.for_model(model_type, **values)
+
+
+def configuration(checkpoint: Checkpoint, where: Location, trusted: bool) -> Any:
+    """The configuration in a folder or a GGUF file; code that comes with it runs only where it is `trusted`.
+
+    Raises ModelError where it cannot be read, or needs code that is not trusted or does not lie there.
+    """
+    if trusted and where.folder:
+        _refuse_code_elsewhere(checkpoint, where.folder)
+    gguf = {"gguf_file": where.name} if where.kind == "gguf" else {}
+    with _one_line(checkpoint, f"cannot read {where.folder}/{where.name or 'config.json'}"):
+        return transformers.AutoConfig.from_pretrained(where.folder, trust_remote_code=trusted, **gguf)
 
 
 def _refuse_code_elsewhere(checkpoint: Checkpoint, folder: Path) -> None:
@@ -126,15 +133,6 @@ def _flat(references: Any) -> Iterator[str]:
     """Class references of an `auto_map`: each a string, or a list of strings and nulls."""
     for reference in references:
         yield from [reference] if isinstance(reference, str) else filter(None, reference or ())
-
-
-@final
-class _Bare(nn.Module):
-    """A module with nothing but a config: enough for `locate` to refuse it by name."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__()
-        self.config = config
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ class _Attention:
         """`module` is an attention of `site`'s model. Where it has no key projection of its own (GPT-2,
         GPT-NeoX, Phi-3), query, keys and values are one matrix: (heads + 2 · groups) · width rows of d."""
         config: Any = site.model.config
-        d, weights = costs.width(site), costs._matrices(module, config)
+        d, weights = costs.width(site), costs.matrices(module, config)
         output = module.get_submodule(TABLE[config.model_type].projection).weight.numel()
         row = output // site.heads  # the weights of one head in one projection: width · d
         if hasattr(module, "k_proj"):
@@ -117,7 +117,7 @@ def call_cost(site: Site, operation: Operation, horizon: int, context: int, byte
     seen = operation.window + operation.sinks if operation.kind == "window" else 0
     keys = sum(max(0, at - seen) for at in prefix) / len(prefix)
     attention, every = _Attention.of(site.attention, site), range(site.heads)
-    ffn = _product(costs._matrices(site.ffn, site.model.config), bytes_a_number)
+    ffn = _product(costs.matrices(site.ffn, site.model.config), bytes_a_number)
     call = {
         "attention": attention.call(keys, bytes_a_number, every),
         "ffn": ffn,
@@ -133,7 +133,7 @@ def forward(site: Site, keys: float, size: int) -> Work:
     config: Any = site.model.config
     row = TABLE[config.model_type]
     layers = list(site.model.get_submodule(row.blocks).children())
-    total = _product(site.head.weight.numel() + sum(costs._matrices(of, config) for of in layers), size)
+    total = _product(site.head.weight.numel() + sum(costs.matrices(of, config) for of in layers), size)
     attentions: list[nn.Module] = [getattr(of, row.attention) for of in layers if hasattr(of, row.attention)]
     for attention in attentions:
         total += _Attention.of(attention, site).prefix(keys, size, range(site.heads))

@@ -23,8 +23,8 @@ BINS = 32
 
 
 def at_horizon(study: Study, run: RunFolder, checkpoint: str, clusters: Clusters) -> HorizonResult:
-    """Forced and unforced routing of the longer blocks of the test books that are long enough, beside the core
-    blocks of the same books.
+    """Forced and unforced routing of the longer blocks of the test books that are long enough, beside the
+    core blocks of the same books.
 
     `clusters` are of all test books. ValueError where `study` asks for no longer blocks.
     """

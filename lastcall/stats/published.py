@@ -101,7 +101,8 @@ def _beside(
     if quantity.kind in EXECUTED:
         return _row(figure, "judging executes no policy")
     longer = study.longer
-    if longer is not None and quantity.horizon == longer.blocks.horizon:
+    at_longer = longer is not None and quantity.horizon == longer.blocks.horizon
+    if longer is not None and at_longer and quantity.kind == "unforced_activation":
         router = quantity.routers[0]
         ours: Interval | str = activation(study, longer, run, result["name"], router, draws.clusters)
     elif quantity.horizon not in (None, study.blocks.horizon):

@@ -86,7 +86,7 @@ def test_the_whole_forward_is_that_of_costs(name: str) -> None:
     """The paired measure without its bypass branch: the final block less its attention, and the head."""
     site = locate(build(name))
     config = site.model.config
-    rest = costs._matrices(site.block, config) - costs._matrices(site.attention, config)
+    rest = costs.matrices(site.block, config) - costs.matrices(site.attention, config)
     bypass = 2 * N * (rest + site.head.weight.numel())
     whole = saved(site, "attention", context=0).forward.operations
     assert whole * N == pytest.approx(costs.operations(site, 1, N, 0) - bypass, rel=1e-12)
