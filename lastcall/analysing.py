@@ -5,15 +5,16 @@ They need the records of every split, the fitted routers and the lock, but neith
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from lastcall import lock as locking
-from lastcall.errors import ModelError
-from lastcall.judging import check_records, clusters_in
+from lastcall.errors import LockError, ModelError, OutputError
+from lastcall.judging import check_records, clusters_in, longer_books
 from lastcall.records import read_json, write_json
+from lastcall.sealing import BEFORE_THE_LOCK, fitted_from, fitted_sections
 from lastcall.secondary import SCHEMA, Answers, Section
-from lastcall.study import SPLITS
+from lastcall.study import SPLITS, Split
 from lastcall.version import __version__
 from lastcall.workspace import Workspace
 
@@ -37,8 +38,9 @@ def analyse(ws: Workspace) -> Answers | None:
         material = _material(ws)
         with ws.reporter.task("Answering secondary questions", len(left)) as advance:
             for section in left:
-                cast(dict[str, Any], answers)[section] = _ANSWERS[section](ws, material)
-                write_json(ws.run.analyses, answers)
+                if (answer := _ANSWERS[section](ws, material)) is not None:
+                    cast(dict[str, Any], answers)[section] = answer
+                    write_json(ws.run.analyses, answers)
                 advance()
     return answers
 
@@ -62,10 +64,13 @@ def asked_of(ws: Workspace) -> list[Section]:
 
 def current_answers(ws: Workspace) -> Answers | None:
     """What analyses.json holds, where it is of the current lock and records; else None."""
-    if not ws.run.analyses.is_file():
+    try:
+        found, same = read_json(ws.run.analyses), _unanswered(ws)
+    except OutputError:  # missing or torn: answered again
         return None
-    found, same = read_json(ws.run.analyses), _unanswered(ws)
-    return found if all(found.get(key) == value for key, value in same.items()) else None
+    if not isinstance(found, dict) or any(found.get(key) != value for key, value in same.items()):
+        return None
+    return cast(Answers, found)
 
 
 def _unanswered(ws: Workspace) -> Answers:
@@ -86,11 +91,31 @@ def _material(ws: Workspace) -> Material:
     from lastcall.analyses.answers import Material
 
     ledger = locking.read(ws.run.lock)
-    locked = ledger.current["contents"]
-    locking.require({"plan": ws.study.plan()}, locked)
-    check_records(ws, ledger.test_files(ledger.current["hash"]), locked)
+    if ledger.pending:
+        raise LockError("an amendment is open", todo="lock first: `lastcall run`, or measure, fit and lock")
+    locked, files = ledger.current["contents"], ledger.test_files(ledger.current["hash"])
+    names = list(locked["checkpoints"])
+    locking.require({"plan": ws.study.plan(), **fitted_sections(ws.run, names)}, locked)
+    check_records(ws, files, locked)
+    longer = longer_books(ws, files, locked)
+    if ws.study.analyses.horizon is not None and longer is None:
+        raise LockError("the longer blocks are not all measured", todo="run `lastcall measure` first")
     ids = {split: [book for book, _ in clusters_in(locked, split)] for split in SPLITS}
-    return Material(ws.study, ws.run, ids, clusters_in(locked, "test"))
+    for name in names:
+        _require_fitted_from(ws, name, ids)
+    return Material(ws.study, ws.run, ids, clusters_in(locked, "test"), longer or ())
+
+
+def _require_fitted_from(ws: Workspace, name: str, ids: Mapping[Split, Sequence[str]]) -> None:
+    """LockError where the fit and calibration records are not those the locked routers were fitted from."""
+    from lastcall.routing.fitting import TRAINING
+
+    made = read_json(ws.run.fitted(name) / TRAINING)["records"]
+    if fitted_from(ws.run, name, {split: ids[split] for split in BEFORE_THE_LOCK}) != made:
+        raise LockError(
+            f"the fit and calibration records of {name} are not those its routers were fitted from",
+            todo="restore them",
+        )
 
 
 def _by_checkpoint(name: str) -> Answer:
@@ -117,6 +142,7 @@ def _learners(ws: Workspace, material: Material) -> Any:
 
 
 def _costs(ws: Workspace, _: Material) -> Any:
+    """What a call saves; None, to be asked again, where a checkpoint is not here."""
     from lastcall.measure.savings import call_costs
 
     found = []
@@ -125,8 +151,10 @@ def _costs(ws: Workspace, _: Material) -> Any:
             cost = call_costs(checkpoint, ws.study)
         except ModelError as error:  # a run folder elsewhere: its checkpoint is not here
             ws.reporter.say(f"What a call of {checkpoint.name} would save is left out: {error}")
-            continue
-        found += [] if cost is None else [cost]
+            return None
+        if cost is None:
+            return None
+        found.append(cost)
     return found
 
 

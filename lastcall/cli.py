@@ -205,12 +205,12 @@ def judge(out: Out) -> None:
 
 
 @app.command()
-def power(out: Out) -> None:
+def power(out: Out, trust_remote_code: Trust = False) -> None:
     """The smallest differences the planned comparisons can show, from fit and calibration books alone."""
     from lastcall import pipeline
     from lastcall.printing import print_power
 
-    rows = pipeline.power(_open(out))
+    rows = pipeline.power(_open(out, trust_remote_code))
     print_power(rows)
     last_line("power", out, comparisons=rows)
 

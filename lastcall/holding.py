@@ -38,20 +38,31 @@ class Shard:
 
 @contextlib.contextmanager
 def holding(root: Path, shard: Shard | None) -> Iterator[None]:
-    """Hold the run folder alone, or together with the other shards; OutputError where that cannot be."""
+    """Hold the run folder alone, or together with the other shards of as many; OutputError where that cannot
+    be."""
     with contextlib.ExitStack() as held:
-        if shard is not None:
-            name = f".held-{shard.number}-of-{shard.count}"
-            held.enter_context(_locked(root / name, fcntl.LOCK_EX))
-        held.enter_context(_locked(root / ".held", fcntl.LOCK_EX if shard is None else fcntl.LOCK_SH))
+        if shard is None:
+            held.enter_context(_locked(root / ".held", fcntl.LOCK_EX))
+        else:
+            held.enter_context(_locked(root / f".held-{shard.number}-of-{shard.count}", fcntl.LOCK_EX))
+            held.enter_context(_locked(root / ".held", fcntl.LOCK_SH))
+            _require_agreed(root, shard)
         yield
+
+
+def _require_agreed(root: Path, shard: Shard) -> None:
+    """OutputError where a shard of another count holds the folder: their batches would overlap."""
+    for path in root.glob(".held-*-of-*"):
+        if not path.name.endswith(f"-of-{shard.count}"):
+            with _locked(path, fcntl.LOCK_EX):
+                pass
 
 
 @contextlib.contextmanager
 def turn(root: Path) -> Iterator[None]:
     """Wait for one's turn to write what every shard writes: the ledger, the facts."""
     with _opened(root / ".turn") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        _flock(file, fcntl.LOCK_EX, root)
         yield
 
 
@@ -59,11 +70,22 @@ def turn(root: Path) -> Iterator[None]:
 def _locked(path: Path, kind: int) -> Iterator[None]:
     with _opened(path) as file:
         try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
+            _flock(file, kind | fcntl.LOCK_NB, path.parent)
         except BlockingIOError:
             what = f"another lastcall is at work in {path.parent}"
             raise OutputError(what, todo="wait for it, or choose another --out") from None
         yield
+
+
+def _flock(file: TextIO, kind: int, root: Path) -> None:
+    """BlockingIOError where another holds it; OutputError where the file system cannot lock at all."""
+    try:
+        fcntl.flock(file, kind)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        todo = "put the run folder on a file system that can lock files"
+        raise OutputError(f"cannot lock files in {root}", got=error.strerror, todo=todo) from None
 
 
 def _opened(path: Path) -> TextIO:

@@ -5,6 +5,7 @@ No torch: a run folder is judged on a laptop, without its books and weights; wha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from lastcall import lock as locking
@@ -18,7 +19,7 @@ from lastcall.results import SCHEMA, Judged, LockResult, Provenance, Setup
 from lastcall.sealing import KINDS, fitted_sections
 from lastcall.study import Checkpoint, Split
 from lastcall.version import __version__
-from lastcall.workspace import Workspace, checkpoint_hashes
+from lastcall.workspace import Workspace
 
 
 def judge(ws: Workspace) -> Judged:
@@ -41,7 +42,8 @@ def judge(ws: Workspace) -> Judged:
         verified.append("test records and calls")
         advance()
     with ws.reporter.task("Judging", 1) as advance:
-        judgement = judge_records(ws.study, ws.run, clusters_in(locked, "test"))
+        longer = longer_books(ws, ledger.test_files(current["hash"]), locked)
+        judgement = judge_records(ws.study, ws.run, clusters_in(locked, "test"), longer)
         advance()
     lock_result = LockResult(
         hash=current["hash"],
@@ -131,7 +133,7 @@ def _checkpoint_now(checkpoint: Checkpoint) -> dict[str, dict[str, str]]:
         raise _UnreachableError("they are not on this machine") from None
     if where.kind == "random":
         raise _UnreachableError("they are random, made from a seed")
-    return checkpoint_hashes(where)
+    return location.hashes(where)
 
 
 def check_records(ws: Workspace, files: dict[str, str], locked: Contents) -> list[str]:
@@ -151,6 +153,23 @@ def check_records(ws: Workspace, files: dict[str, str], locked: Contents) -> lis
         )
     missing = locking.require_records(ws.run.root, files, required)
     return [f"{len(missing)} states files: not here"] if missing else []
+
+
+def longer_books(ws: Workspace, files: Mapping[str, str], locked: Contents) -> tuple[str, ...] | None:
+    """Test books with a longer block, in id order; None where none is asked for, or one of them is not
+    measured under the lock whose ledger holds `files`."""
+    if ws.study.analyses.horizon is None:
+        return None
+    short = locked.get("longer", {}).get("left_out", {})
+    long = tuple(book for book, _ in clusters_in(locked, "test") if book not in short)
+    required = [
+        ws.run.relative(path)
+        for name in locked["checkpoints"]
+        for book in long
+        for path in (ws.run.measured(name, "horizon", book), ws.run.routed(name, book, "horizon"))
+    ]
+    there = all(file in files and (ws.run.root / file).is_file() for file in required)
+    return long if there else None
 
 
 def clusters_in(locked: Contents, split: Split) -> list[tuple[str, str]]:

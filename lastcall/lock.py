@@ -23,8 +23,8 @@ MOST = 5
 """Changes that a message lists."""
 
 Contents = dict[str, Any]
-"""What a lock covers: software, plan, books, left_out, checkpoints (facts, weights, tokenizer), fitted,
-thresholds."""
+"""What a lock covers: software, plan, books, left_out, longer (books too short for longer blocks, where there
+are some), checkpoints (facts, weights, tokenizer), fitted, thresholds."""
 
 
 def canonical(value: Any) -> str:
@@ -183,7 +183,7 @@ def differences(locked: Contents, present: Contents) -> list[str]:
     changed: list[str] = []
     for section, label in _LABELS.items():
         if section in present:
-            _compare(label, locked[section], present[section], changed)
+            _compare(label, locked.get(section, {}), present[section], changed)
     return changed
 
 
@@ -192,6 +192,7 @@ _LABELS = {
     "plan": "plan",
     "books": "book",
     "left_out": "list of left out books",
+    "longer": "longer blocks",
     "checkpoints": "checkpoint",
     "fitted": "fitted file",
     "thresholds": "threshold",

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lastcall import lock as locking
+from lastcall.errors import BookError, OutputError
 from lastcall.holding import Shard
 from lastcall.measure.corpus import require_enough
 from lastcall.records import RunFolder, read_json, write_json
@@ -23,6 +25,12 @@ def enough_books(ws: Workspace) -> None:
     """Refuse, before any model runs, a study whose later stages cannot work."""
     clusters = len({cluster for _, cluster in ws.clusters})
     require_enough(len(ws.used.split("fit")), ws.study.routers.holdout_every, clusters)
+    if ws.longer is not None and len({cluster for _, cluster in ws.longer.clusters}) < 2:
+        raise BookError(
+            "fewer than two test clusters are long enough for the longer blocks",
+            got=f"analyses.horizon = {ws.study.analyses.horizon:,}",
+            todo="shorten it, or add longer books",
+        )
 
 
 def pending(
@@ -79,9 +87,19 @@ def measure_batches(
     from lastcall.routing.replay import Policies
 
     books = tuple(book for batch in pending for book in batch)
-    root, threads = ws.run.root.resolve(), torch.get_num_threads()
-    job = Job(root, ws.study, checkpoint, part, books, ws.sources(checkpoint), threads)
+    job = Job(
+        ws.run.root.resolve(),
+        ws.study,
+        checkpoint,
+        part,
+        books,
+        ws.sources(checkpoint),
+        ws.hashes[checkpoint.name],
+        max(ws.study.blocks.horizon, ws.study.analyses.horizon or 0),
+        torch.get_num_threads(),
+    )
     ready = ws.crew.prepare(job)
+    job = replace(job, facts=ready.facts)
     for warning in ready.warnings:
         ws.reporter.say(f"Warning: {warning}")
     _require_or_record(ws, checkpoint.name, ready.facts, lock_hash)
@@ -101,9 +119,29 @@ def _require_or_record(ws: Workspace, name: str, facts: dict[str, str], lock_has
         now = {name: {**locked["checkpoints"][name], "facts": facts}}
         locking.require({"checkpoints": {**locked["checkpoints"], **now}}, locked)
         return
+    file = facts_file(ws.run, name)
     with ws.turn():
-        if not facts_file(ws.run, name).exists() or read_json(facts_file(ws.run, name)) != facts:
-            write_json(facts_file(ws.run, name), facts)
+        before = read_json(file) if file.exists() else facts
+        different = next((key for key in facts if before.get(key) != facts[key]), None)
+        if different is not None and _any_measured(ws, name):
+            raise OutputError(
+                f"some records of {name} were measured with another {different}",
+                got=f"{before.get(different)}, now {facts[different]}",
+                todo=f"measure as before, or delete {ws.run.root / 'measured' / name} and measure all again",
+            )
+        if not file.exists() or different is not None:
+            write_json(file, facts)
+
+
+def _any_measured(ws: Workspace, name: str) -> bool:
+    """Whether any fit or calibration record of a checkpoint is of the study as it is now."""
+    from lastcall.measure.engine import is_done
+
+    checkpoint = next(c for c in ws.study.checkpoints if c.name == name)
+    sources, blocked = ws.sources(checkpoint), ws.blocked[name].books
+    return any(
+        is_done(ws.run, name, book.split, (book,), sources) for book in blocked if book.split != "test"
+    )
 
 
 def _route(ws: Workspace, policies: Policies, part: Part, batch: Batch, lock_hash: str) -> None:

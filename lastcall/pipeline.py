@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, TypeVar
 
 from lastcall import lock as locking
 from lastcall.analysing import analyse as answer
-from lastcall.analysing import current_answers
+from lastcall.analysing import asked_of, current_answers
 from lastcall.errors import BookError, LockError, OutputError, StudyError
 from lastcall.holding import Shard
 from lastcall.judging import judge
@@ -19,7 +19,14 @@ from lastcall.measure.corpus import cluster_of
 from lastcall.measuring import enough_books, measure_batches, pending
 from lastcall.records import read_json
 from lastcall.results import Judged
-from lastcall.sealing import contents, open_amendment, require_unchanged, require_valid_lock
+from lastcall.sealing import (
+    BEFORE_THE_LOCK,
+    contents,
+    fitted_from,
+    open_amendment,
+    require_unchanged,
+    require_valid_lock,
+)
 from lastcall.secondary import Answers
 from lastcall.study import LEARNED_ROUTERS, Checkpoint, Part, Split
 from lastcall.version import __version__
@@ -30,8 +37,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-BEFORE_THE_LOCK: tuple[Split, ...] = ("fit", "calibration")
 
 
 def _alone(stage: Callable[Concatenate[Workspace, P], R]) -> Callable[Concatenate[Workspace, P], R]:
@@ -55,8 +60,10 @@ def run(ws: Workspace) -> Judged:
     lock(ws)
     measure(ws, ("test",))
     judged = judge(ws)
-    analyse(ws)
     report(ws)
+    if asked_of(ws):
+        analyse(ws)
+        report(ws)
     return judged
 
 
@@ -95,18 +102,14 @@ def fit(ws: Workspace) -> None:
         if is_fitted(ws.run, checkpoint.name, source):
             continue
         _require_measured(ws, checkpoint)
-        data = {
-            split: dataset.read(
-                ws.run, ws.study, checkpoint.name, split, [book.id for book in ws.used.split(split)]
-            )
-            for split in BEFORE_THE_LOCK
-        }
+        ids = {split: [book.id for book in ws.used.split(split)] for split in BEFORE_THE_LOCK}
+        data = {s: dataset.read(ws.run, ws.study, checkpoint.name, s, ids[s]) for s in BEFORE_THE_LOCK}
+        records = fitted_from(ws.run, checkpoint.name, ids)
         learned = [name for name in ws.study.routers.names if name in LEARNED_ROUTERS]
         total = len(learned) * len(ws.study.routers.seeds)
         with ws.reporter.task(f"Fitting routers on {checkpoint.name}", total) as advance:
-            fit_all(
-                ws.run, ws.study, checkpoint.name, data["fit"], data["calibration"], source, advance=advance
-            )
+            name, fitted, cut = checkpoint.name, data["fit"], data["calibration"]
+            fit_all(ws.run, ws.study, name, fitted, cut, source, advance, records)
 
 
 def _fit_source(ws: Workspace, checkpoint: Checkpoint) -> str:
@@ -198,7 +201,8 @@ def lock(ws: Workspace, amend: str | None = None) -> str:
 
 
 def _test_seen_without_a_lock(ws: Workspace) -> bool:
-    seen = (*ws.run.root.glob("measured/*/test/*.parquet"), *ws.run.root.glob("routed/*/*.parquet"))
+    kinds = ("measured/*/test", "measured/*/horizon", "routed/*", "routed/*/horizon")
+    seen = [path for kind in kinds for path in ws.run.root.glob(f"{kind}/*.parquet")]
     return bool(seen) and not locking.read(ws.run.lock).locks
 
 
@@ -227,4 +231,7 @@ def report(ws: Workspace) -> None:
     locks = locking.read(ws.run.lock).locks
     if locks and judged.get("lock", {}).get("hash") != locks[-1]["hash"]:
         raise LockError("judged.json was judged under another lock", todo="run `lastcall judge` again")
-    write_page(judged, ws.run.report, current_answers(ws) if locks else None)
+    answers = current_answers(ws) if locks else None
+    if answers is None and ws.run.analyses.exists():
+        ws.reporter.say("analyses.json is of other records, not drawn; `lastcall analyse` makes it anew")
+    write_page(judged, ws.run.report, answers)

@@ -6,6 +6,7 @@ the study file's counts. Checkpoints are known by their configurations. Nothing 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
@@ -23,7 +24,7 @@ from lastcall.measure.corpus import (
     require_enough,
 )
 from lastcall.progress import Reporter, Silent
-from lastcall.study import LEARNED_ROUTERS, SPLITS, Checkpoint, Split, Study
+from lastcall.study import LEARNED_ROUTERS, SPLITS, Checkpoint, Part, Split, Study
 
 if TYPE_CHECKING:
     from lastcall.measure.outline import Outline
@@ -45,7 +46,7 @@ HUB_BOOKS: dict[Split, int] = {"fit": 28_602, "calibration": 50, "test": 100}
 class SplitPlan:
     """What one checkpoint will measure of one split."""
 
-    split: Split
+    split: Part
     books: int
     blocks: int
     scored: int
@@ -110,7 +111,7 @@ def plan(
     """
     from lastcall.measure.outline import outline
 
-    if workers < 1 or (rate is not None and rate <= 0):
+    if workers < 1 or (rate is not None and not 0 < rate < math.inf):
         raise StudyError("workers and rate must be above 0", got=f"{workers} and {rate}")
     outlines = [outline(checkpoint) for checkpoint in study.checkpoints]
     on_hub = study.books.source == "pg19-hub" and study.books.path is None
@@ -172,7 +173,7 @@ def _count(study: Study, outlines: Sequence[Outline], reporter: Reporter) -> _Co
             advance()
     common = common_books([blocked for _, blocked in cut])
     for (one, _), blocked in zip(cut, common, strict=True):
-        one.check(blocked.books)
+        one.check(blocked.books, study.analyses.horizon or 0)
     used = common[0].corpus if common else corpus
     without = [one.checkpoint.name for one in outlines if one.tokenizer is None]
     how = f"read; the tokenizer of {', '.join(without)} is not here, and some may be too short for it"
@@ -192,6 +193,8 @@ def _cost(
 
     checkpoint, site = one.checkpoint, one.site
     splits = tuple(_split(study, checkpoint, split, books[split]) for split in SPLITS)
+    longer = study.longer
+    more = () if longer is None else (_split(longer, checkpoint, "horizon", books["test"]),)
     machine = costs.here(checkpoint) if rate is None else costs.elsewhere(rate)
     memory = disk = measuring = fitting = None
     if site is not None:
@@ -201,12 +204,18 @@ def _cost(
         memory = costs.weight_bytes(site) + costs.working_bytes(site, batch, *shape, machine.kind, eager)
         disk = _disk_bytes(study, splits, 2 * costs.width(site) * site.head.weight.element_size())
         measuring = costs.seconds(site, machine, sum(s.blocks for s in splits), *shape) / workers
+        if longer is not None:
+            long = (longer.blocks.horizon + (checkpoint.bos == "bos"), shape[1])
+            working = costs.working_bytes(site, study.measure.batch_books, *long, machine.kind, eager)
+            memory = max(memory, costs.weight_bytes(site) + working)
+            disk += _disk_bytes(longer, more, 2 * costs.width(site) * site.head.weight.element_size())
+            measuring += costs.seconds(site, machine, sum(s.blocks for s in more), *long) / workers
         fitting = _fitting_seconds(study, splits[0].scored, costs.width(site))
     return CheckpointPlan(
         name=checkpoint.name,
         model=checkpoint.model,
         known_from=one.source,
-        splits=splits,
+        splits=(*splits, *more),
         parameters=None if site is None else costs.parameters(site),
         load_bytes=one.file_bytes or (None if site is None else costs.weight_bytes(site)),
         memory_bytes=memory,
@@ -219,7 +228,7 @@ def _cost(
     )
 
 
-def _split(study: Study, checkpoint: Checkpoint, split: Split, books: int) -> SplitPlan:
+def _split(study: Study, checkpoint: Checkpoint, split: Part, books: int) -> SplitPlan:
     blocks = books * len(study.blocks.starts)
     inputs = study.blocks.horizon + (checkpoint.bos == "bos")
     return SplitPlan(split, books, blocks, blocks * study.blocks.scored, blocks * inputs)
@@ -229,7 +238,7 @@ def _disk_bytes(study: Study, splits: Sequence[SplitPlan], state_bytes: int) -> 
     """Bytes of measured records, states (`state_bytes` a prediction) and routed rows."""
     predictions = sum(s.blocks for s in splits) * study.blocks.horizon
     policies = sum(len(study.seeds_of(name)) for name in study.routers.names)
-    routed = next(s.scored for s in splits if s.split == "test") * policies
+    routed = next(s.scored for s in splits if s.split in ("test", "horizon")) * policies
     return predictions * (RECORD_BYTES + state_bytes) + routed * ROUTED_BYTES
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from lastcall import lock as locking
-from lastcall.errors import LockError
+from lastcall.errors import LockError, OutputError
 from lastcall.lock import Contents
 from lastcall.measure.corpus import LeftOut, cluster_of
 from lastcall.records import RunFolder, read_json
+from lastcall.study import Split
 from lastcall.version import __version__
 from lastcall.workspace import Workspace
 
+BEFORE_THE_LOCK: tuple[Split, ...] = ("fit", "calibration")
+"""Splits that routers and thresholds are made from."""
 KINDS = ("weights", "tokenizer")
 """Kinds of a checkpoint's files."""
 
@@ -42,6 +45,7 @@ def origins(ws: Workspace) -> Contents:
             for book in ws.used.books
         },
         "left_out": _left_out(ws.used.left_out),
+        **({} if ws.longer is None else {"longer": {"left_out": _too_short(ws.longer)}}),
     }
 
 
@@ -83,11 +87,30 @@ def facts_file(folder: RunFolder, checkpoint: str) -> Path:
     return folder.root / "measured" / checkpoint / "facts.json"
 
 
+def fitted_from(folder: RunFolder, checkpoint: str, books: Mapping[Split, Sequence[str]]) -> str:
+    """Digest of the records and states of `books`, by split: what a checkpoint's routers are fitted from."""
+    paths = [
+        path
+        for split, ids in books.items()
+        for book in ids
+        for path in (folder.measured(checkpoint, split, book), folder.states(checkpoint, split, book))
+    ]
+    missing = next((path for path in paths if not path.is_file()), None)
+    if missing is not None:
+        raise OutputError(f"{missing} is missing", todo="run `lastcall measure` again")
+    return locking.digest(locking.file_hashes({folder.relative(path): path for path in paths}))
+
+
 def fitted_sections(folder: RunFolder, names: Sequence[str]) -> Contents:
     """The sections `fitted` and `thresholds`."""
     files = {folder.relative(p): p for name in names for p in folder.fitted_files(name)}
     thresholds = {name: read_json(folder.fitted(name) / "thresholds.json") for name in names}
     return {"fitted": locking.file_hashes(files), "thresholds": thresholds}
+
+
+def _too_short(longer: Workspace) -> dict[str, str]:
+    """Test books too short for the longer blocks of any checkpoint, each with the reason."""
+    return {one.id: one.reason for one in longer.used.left_out}
 
 
 def _left_out(left_out: Sequence[LeftOut]) -> list[str]:

@@ -309,6 +309,13 @@ class Study(_Section):
             raise ValueError(
                 f'analyses.third_action goes with operation = "attention", not "{self.operation}"'
             )
+        if asked.third_action is not None and not {"J32", "S32", "B"} & set(self.routers.names):
+            raise ValueError("analyses.third_action needs one of the routers J32, S32, B")
+        if asked.controllers and self.calls >= self.blocks.scored:
+            raise ValueError("analyses.controllers say nothing where the budget is every position")
+        between = [c for c in self.inference.planned if {c.a, c.b} <= set(LEARNED_ROUTERS)]
+        if asked.learners and not between:
+            raise ValueError("analyses.learners need a planned comparison between two fitted routers")
         return self
 
     @property

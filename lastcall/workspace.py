@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, final
 
 from lastcall.errors import OutputError, StudyError
 from lastcall.holding import Shard, holding, turn
-from lastcall.lock import differences, digest, file_hashes
+from lastcall.lock import differences, digest
 from lastcall.measure import location
 from lastcall.measure.corpus import Blocked, Corpus, clusters, common_books, cut_blocks, load_corpus
 from lastcall.progress import Reporter, Silent
@@ -58,13 +58,15 @@ class Workspace:
         where `root` cannot be written, holds another study, is locked, or holds something else.
         """
         study, run = read_study(source), RunFolder(root)
-        if root.exists() and not run.study.exists() and not _is_empty(root):
+        occupied = root.exists() and not _is_empty(root)
+        if occupied and not run.study.exists():
             raise OutputError(f"{root} is not empty and is no run folder", todo="choose another --out")
         _make(root)
         with turn(root):
-            if run.study.exists():
-                _require_same(run, read_study(run.study), study)
-            save_study(source, study, run.study)
+            before = read_study(run.study) if run.study.exists() else study
+            _require_same(run, before, study)
+            with contextlib.nullcontext() if before.plan() == study.plan() else holding(root, None):
+                save_study(source, study, run.study)
         return cls(study, root, reporter, trust_remote_code)
 
     @classmethod
@@ -185,6 +187,7 @@ class Workspace:
             "checkpoint": next(c for c in plan["checkpoints"] if c["name"] == checkpoint.name),
             "files": self.hashes[checkpoint.name],
             "environment": self.crew.environment(checkpoint),
+            "operation": plan["operation"],
             "blocks": plan["blocks"],
             "measure": plan["measure"],
         }
@@ -201,7 +204,7 @@ class Workspace:
     @cached_property
     def hashes(self) -> dict[str, dict[str, dict[str, str]]]:
         """Hashes of each checkpoint's weight and tokenizer files, by checkpoint and kind."""
-        return {c.name: checkpoint_hashes(location.find(c)) for c in self.study.checkpoints}
+        return {c.name: location.hashes(location.find(c)) for c in self.study.checkpoints}
 
 
 def _require_same(run: RunFolder, before: Study, study: Study) -> None:
@@ -213,17 +216,11 @@ def _require_same(run: RunFolder, before: Study, study: Study) -> None:
         )
 
 
-def checkpoint_hashes(where: location.Location) -> dict[str, dict[str, str]]:
-    """Hashes of a checkpoint's `weights` and `tokenizer` files, by file name."""
-    return {
-        "weights": file_hashes({path.name: path for path in where.weight_files}),
-        "tokenizer": file_hashes({path.name: path for path in where.tokenizer_files}),
-    }
-
-
 def _is_empty(root: Path) -> bool:
     """Whether `root` is a folder with nothing in it but what a shard may have begun."""
-    return root.is_dir() and all(path.name.startswith(".") for path in root.iterdir())
+    return root.is_dir() and all(
+        path.name.startswith((".held", ".turn", ".study")) for path in root.iterdir()
+    )
 
 
 def _make(root: Path) -> None:

@@ -196,3 +196,87 @@ def test_a_published_figure_at_the_longer_horizon_stands_beside_ours(copy: Path)
     j32 = next(r for r in answers(copy)["horizon"][0]["routers"] if r["name"] == "J32")
     assert (row["ours"], row["ours_low"]) == (j32["activation"]["estimate"], j32["activation"]["low"])
     assert row["difference"] == pytest.approx(row["ours"] - 0.5)
+
+
+def test_another_operation_makes_every_record_stale(tmp_path: Path) -> None:
+    """Before the lock a study may change; what was measured of another operation is measured again."""
+    study, run = write_study(tmp_path, {"llama": "llama"}), tmp_path / "run"
+    pipeline.measure(Workspace.create(study, run), ["fit"])
+    before = {p: p.read_bytes() for p in run.glob("measured/llama/fit/*.parquet")}
+    write_study(tmp_path, {"llama": "llama"}, operation="ffn")
+    pipeline.measure(Workspace.create(study, run), ["fit"])
+    assert all(path.read_bytes() != found for path, found in before.items())
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        ("fitted/llama/J32-0.safetensors", "fitted file fitted/llama/J32-0.safetensors was"),
+        (
+            "measured/llama/calibration/{calibration}.safetensors",
+            "fit and calibration records of llama are not",
+        ),
+        ("measured/llama/fit/{fit}.parquet", "fit and calibration records of llama are not"),
+        ("routed/llama/horizon/{long}.parquet", "test records changed after they were measured"),
+    ],
+)
+def test_nothing_is_answered_from_what_was_changed(copy: Path, spoilt: str, message: str) -> None:
+    run = copy / "run"
+    (run / "analyses.json").unlink()
+    own = {
+        split: next(run.glob(f"measured/llama/{split}/*.parquet")).stem for split in ("fit", "calibration")
+    }
+    long = next(run.glob("measured/llama/horizon/*.parquet")).stem
+    path = run / spoilt.format(**own, long=long)
+    data = bytearray(path.read_bytes())
+    data[-9] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(LockError, match=message):
+        pipeline.analyse(Workspace.open(run))
+
+
+def test_a_lost_longer_block_is_measured_again_not_left_out(copy: Path) -> None:
+    run = copy / "run"
+    before = answers(copy)
+    lost = next(run.glob("measured/llama/horizon/*.parquet"))
+    lost.unlink()
+    (run / "analyses.json").unlink()
+    pipeline.judge(Workspace.open(run))  # no planned verdict waits for it
+    with pytest.raises(
+        LockError, match="the longer blocks are not all measured; run `lastcall measure` first"
+    ):
+        pipeline.analyse(Workspace.open(run))
+    pipeline.measure(Workspace.open(run), ["test"])
+    pipeline.analyse(Workspace.open(run))
+    assert answers(copy)["horizon"] == before["horizon"]
+
+
+def test_torn_answers_are_made_again(copy: Path) -> None:
+    before = answers(copy)
+    for torn in ("{", "[]"):
+        (copy / "run" / "analyses.json").write_text(torn)
+        pipeline.analyse(Workspace.open(copy / "run"))
+        assert answers(copy) == before
+
+
+def test_a_horizon_no_book_can_give_is_refused_before_any_model_runs(tmp_path: Path) -> None:
+    from lastcall.errors import BookError
+
+    study = write_study(tmp_path, {"llama": "llama"}, analyses={"horizon": 5000})
+    with pytest.raises(
+        BookError, match=r"no book long enough for its blocks is in split test|fewer than two"
+    ):
+        lastcall.run(study, tmp_path / "run")
+    assert not list((tmp_path / "run").rglob("*.parquet"))
+
+
+def test_records_of_other_kernels_are_not_mixed(tmp_path: Path) -> None:
+    """What a model was, beyond device and versions, is recorded; another is refused beside its records."""
+    study, run = write_study(tmp_path, {"llama": "llama"}), tmp_path / "run"
+    pipeline.measure(Workspace.create(study, run), ["fit"])
+    facts = run / "measured" / "llama" / "facts.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "kernels": "others"}))
+    with pytest.raises(
+        OutputError, match="some records of llama were measured with another kernels: got others"
+    ):
+        pipeline.measure(Workspace.open(run), ["calibration"])

@@ -361,3 +361,23 @@ def test_on_a_gpu_it_says_whether_it_fits() -> None:
 )
 def test_durations(seconds: float | None, words: str) -> None:
     assert duration(seconds) == words
+
+
+def test_the_longer_blocks_are_planned_too(tmp_path: Path) -> None:
+    """One a test book at most; the rest of the plan, but for time, disk and memory, is as without them."""
+    plain = plan(read_study(write_study(tmp_path, {"llama": "llama"}))).checkpoints[0]
+    longer = plan(
+        read_study(write_study(tmp_path, {"llama": "llama"}, analyses={"horizon": 80}))
+    ).checkpoints[0]
+    assert longer.splits[:3] == plain.splits
+    found = longer.splits[3]
+    assert (found.split, found.books, found.blocks, found.scored, found.tokens) == (
+        "horizon",
+        4,
+        4,
+        4 * 75,
+        4 * 80,
+    )
+    assert longer.disk_bytes > plain.disk_bytes
+    with pytest.raises(ModelError, match="its context is shorter than a block: got 128 positions where 200"):
+        plan(read_study(write_study(tmp_path, {"llama": "llama"}, analyses={"horizon": 200})))

@@ -16,7 +16,7 @@ import pytest
 
 import lastcall
 from lastcall import pipeline
-from lastcall.errors import InputError, NonFiniteError, OutputError, StudyError
+from lastcall.errors import InputError, ModelError, NonFiniteError, OutputError, StudyError
 from lastcall.holding import Shard
 from lastcall.progress import Reporter, Silent
 from lastcall.workspace import Workspace
@@ -139,12 +139,21 @@ def test_a_worker_of_another_version_is_refused(tmp_path: Path) -> None:
     ws = Workspace.create(study, tmp_path / "run")
     checkpoint = ws.study.checkpoints[0]
     books = tuple(ws.blocked["llama"].books)
-    job = Job(ws.run.root, ws.study, checkpoint, "fit", books, ws.sources(checkpoint), 1, "0.0.1")
+    job = Job(ws.run.root, ws.study, checkpoint, "fit", books, ws.sources(checkpoint), {}, 40, 1, "0.0.1")
     with pytest.raises(InputError, match=r"a worker has another lastcall: got version .*, not 0\.0\.1"):
         Worker().prepare(job)
     unseen = replace(job, software=lastcall.__version__, root=tmp_path / "elsewhere")
     with pytest.raises(OutputError, match=r"a worker does not see the run folder .*elsewhere"):
         Worker().prepare(unseen)
+    other = replace(job, software=lastcall.__version__, root=ws.run.root)
+    with pytest.raises(ModelError, match="a worker's files of llama are not those of the run folder"):
+        Worker().prepare(other)
+    same = replace(other, hashes=ws.hashes["llama"])
+    facts = Worker().prepare(same).facts
+    with pytest.raises(InputError, match="the worker in another's place differs in device: got cpu, not gpu"):
+        Worker().prepare(replace(same, facts={**facts, "device": "gpu"}))
+    with pytest.raises(ModelError, match="its context is shorter than a block: got 128 positions where 4096"):
+        Worker().prepare(replace(same, positions=4096))
 
 
 def test_a_device_by_number_and_too_many_workers_are_refused(alone: Path, tmp_path: Path) -> None:
@@ -215,6 +224,8 @@ def test_a_shard_excludes_every_other_stage_and_itself(alone: Path) -> None:
         with pytest.raises(OutputError, match="another lastcall is at work in"), other.alone():
             pass
         with other.alone(Shard(2, 2)):
+            pass
+        with pytest.raises(OutputError), other.alone(Shard(3, 3)):
             pass
     with other.alone(), pytest.raises(OutputError), one.alone(Shard(1, 2)):
         pass

@@ -73,9 +73,11 @@ class Material:
         run: RunFolder,
         books: Mapping[Split, Sequence[str]],
         test_books: Sequence[tuple[str, str]],
+        longer: Sequence[str] = (),
     ) -> None:
-        """`test_books` are (book id, cluster id); `books` the ids of every split, in order."""
-        self.study, self.run, self._books = study, run, books
+        """`test_books` are (book id, cluster id); `books` the ids of every split, in order; `longer` the test
+        books with a longer block."""
+        self.study, self.run, self._books, self.longer = study, run, books, longer
         self.clusters = partition(test_books)
         rng = np.random.default_rng(study.inference.seed)
         self.draws: Draws = draw_clusters(self.clusters, study.inference.draws, rng=rng)
@@ -218,7 +220,8 @@ def _controlled(of: CheckpointMaterial, name: str, rule: Controller, scored: Sco
 
 def longer(of: CheckpointMaterial) -> HorizonResult:
     """The longer blocks of the test books that are long enough, under the frozen thresholds."""
-    return at_horizon(of.whole.study, of.whole.run, of.name, of.whole.clusters)
+    whole = of.whole
+    return at_horizon(whole.study, whole.run, of.name, whole.clusters, whole.longer)
 
 
 def learners(material: Material, names: Sequence[str]) -> list[Family]:

@@ -37,6 +37,7 @@ class OnRay(Crew):
         self._ray = _import_ray(local=address is None)
         self._workers: list[Any] = []
         self._processes: dict[int, int] = {}
+        self._kind = ""
 
     def environment(self, checkpoint: Checkpoint) -> dict[str, str]:
         if self._address is None:
@@ -105,10 +106,13 @@ class OnRay(Crew):
                 f'{checkpoint.name}: device = "{checkpoint.device}" is one device',
                 todo='with several workers give "auto", "cuda" or "cpu"',
             )
-        if self._workers:
-            return
         self._join()
         kind = "CPU" if checkpoint.device == "cpu" or not self._has("GPU") else "GPU"
+        if self._workers and kind == self._kind:
+            return
+        for worker in self._workers:
+            self._ray.kill(worker)
+        self._kind, self._processes = kind, {}
         if self._has(kind) < self._count:
             raise InputError(
                 f"{self._count} workers need {self._count} {kind}s",

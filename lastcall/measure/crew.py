@@ -16,7 +16,8 @@ from typing import final
 
 import torch
 
-from lastcall.errors import InputError, OutputError
+from lastcall.errors import InputError, ModelError, OutputError
+from lastcall.measure import location
 from lastcall.measure.corpus import BookBlocks
 from lastcall.measure.engine import Batch, Measured, check_fits, measure_batch, write
 from lastcall.measure.equivalence import gate
@@ -42,10 +43,16 @@ class Job:
     """The books to be measured; the first ones pass the gate."""
     sources: dict[str, str]
     """Book id to the digest of everything its record is measured from."""
+    hashes: dict[str, dict[str, str]]
+    """Of the checkpoint's files, as the run folder knows them; a worker's must be these."""
+    positions: int
+    """Most positions that any part of the study needs of the model."""
     threads: int
     """CPU threads of every worker: the order of a sum may depend on it."""
     software: str = __version__
     """Version of lastcall that asks, and must measure."""
+    facts: dict[str, str] | None = None
+    """What the workers said when they were ready; one that takes another's place must say the same."""
 
 
 @final
@@ -112,9 +119,10 @@ class Worker:
         else:
             _require_same(job)
             torch.set_num_threads(job.threads)
-            self._loaded = None  # never two models in memory
+            self._loaded, self._part = None, None  # never two models in memory
             self._loaded = self._load(job.checkpoint, self._tokenizer(job.checkpoint))
-        check_fits(self._loaded, job.books)
+            _require_facts(job, self._loaded.facts)
+        check_fits(self._loaded, job.books, job.positions)
         tokens = torch.from_numpy(job.books[0].tokens).to(self._loaded.site.device).long()
         gate(self._loaded.site, tokens, job.checkpoint.dtype, job.checkpoint.name)
         self._part = job.part
@@ -131,6 +139,21 @@ def _require_same(job: Job) -> None:
     if not RunFolder(job.root).study.is_file():
         raise OutputError(
             f"a worker does not see the run folder {job.root}", todo="put it on a file system that all share"
+        )
+    if location.hashes(location.find(job.checkpoint)) != job.hashes:
+        raise ModelError(
+            f"a worker's files of {job.checkpoint.name} are not those of the run folder",
+            todo="give every machine the same files, and pin the revision of a hub repository",
+        )
+
+
+def _require_facts(job: Job, facts: dict[str, str]) -> None:
+    different = next((key for key in facts if job.facts is not None and job.facts[key] != facts[key]), None)
+    if job.facts is not None and different is not None:
+        raise InputError(
+            f"the worker in another's place differs in {different}",
+            got=f"{facts[different]}, not {job.facts[different]}",
+            todo="use machines of one kind",
         )
 
 

@@ -46,10 +46,13 @@ def batches(books: Sequence[BookBlocks], size: int) -> list[Batch]:
     return [tuple(books[i : i + size]) for i in range(0, len(books), size)]
 
 
-def check_fits(loaded: Loaded, books: Sequence[BookBlocks]) -> None:
-    """Raise ModelError where a block does not fit the model's context or a token its vocabulary."""
+def check_fits(loaded: Loaded, books: Sequence[BookBlocks], positions: int = 0) -> None:
+    """Raise ModelError where a block does not fit the model's context or a token its vocabulary.
+
+    `positions` is the horizon of longer blocks to come, if any.
+    """
     site, name = loaded.site, loaded.checkpoint.name
-    needed = books[0].tokens.shape[1] - 1 + (loaded.tokenizer.bos is not None)
+    needed = max(books[0].tokens.shape[1] - 1, positions) + (loaded.tokenizer.bos is not None)
     if needed > site.context:
         raise ModelError(
             f"{name}: its context is shorter than a block",

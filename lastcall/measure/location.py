@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal, final
 
 from lastcall.errors import ModelError
+from lastcall.lock import file_hashes
 from lastcall.study import Checkpoint
 from lastcall.study_file import is_local
 
@@ -167,3 +168,11 @@ def _download(repository: str, revision: str | None, download: bool, files: tupl
             got=reason,
             todo="check the name, the revision and the network",
         ) from None
+
+
+def hashes(where: Location) -> dict[str, dict[str, str]]:
+    """Hashes of a checkpoint's `weights` and `tokenizer` files, by file name."""
+    return {
+        "weights": file_hashes({path.name: path for path in where.weight_files}),
+        "tokenizer": file_hashes({path.name: path for path in where.tokenizer_files}),
+    }

@@ -49,10 +49,11 @@ class Outline:
         files = [] if self.where is None else self.where.weight_files
         return sum(file.stat().st_size for file in files) or None
 
-    def check(self, books: Sequence[BookBlocks]) -> None:
-        """Raise ModelError where these blocks do not fit the context, or a token the vocabulary."""
+    def check(self, books: Sequence[BookBlocks], positions: int = 0) -> None:
+        """Raise ModelError where these blocks, or longer ones to come, do not fit the context, or a token the
+        vocabulary."""
         if self.where is not None and self.site is not None and self.tokenizer is not None:
-            check_fits(Loaded(self.checkpoint, self.where, self.site, self.tokenizer, {}), books)
+            check_fits(Loaded(self.checkpoint, self.where, self.site, self.tokenizer, {}), books, positions)
 
 
 def outline(checkpoint: Checkpoint) -> Outline:

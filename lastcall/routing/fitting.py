@@ -3,7 +3,7 @@
     fitted/<checkpoint>/<router>-<seed>.safetensors   network, scaling, projection
     fitted/<checkpoint>/by-position.safetensors       mean utility by scored position in the fit split
     fitted/<checkpoint>/thresholds.json               τ by router and seed
-    fitted/<checkpoint>/training.json                 source digest, files, held-out loss an epoch, epoch kept
+    fitted/<checkpoint>/training.json                 digests, files, held-out loss an epoch, epoch kept
 
 Everything is float32 on the CPU: a router is small, and the same study gives the same bytes.
 """
@@ -136,8 +136,12 @@ def fit_all(
     calibration: Dataset,
     source: str,
     advance: Callable[[], None],
+    records: str = "",
 ) -> None:
-    """Fit every router of the study and write its artifacts, made from `source`; calls `advance` a fit."""
+    """Fit every router of the study and write its artifacts, made from `source`; calls `advance` a fit.
+
+    `records` is the digest of the files that `fit` and `calibration` were read from.
+    """
     folder = run.fitted(checkpoint)
     files = [THRESHOLDS]
     thresholds: dict[str, dict[str, float]] = {}
@@ -158,7 +162,7 @@ def fit_all(
         profile = fit.utility.double().mean(0).float()
         files.append(_save(folder / PROFILE, {"utility": profile}))
     write_json(folder / THRESHOLDS, thresholds)
-    write_json(folder / TRAINING, {"source": source, "files": files, "curves": curves})
+    write_json(folder / TRAINING, {"source": source, "records": records, "files": files, "curves": curves})
 
 
 def _made(path: Path, name: str, seed: int, recipe: Routers, source: str) -> tuple[Router, Curve] | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from jaxtyping import Bool, Float64
 
+from lastcall.errors import BookError
 from lastcall.records import RunFolder, read_tables
 from lastcall.results import Interval, PositionBin
 from lastcall.secondary import HorizonResult, HorizonRouter
@@ -22,16 +23,18 @@ BINS = 32
 """Runs of positions along a longer block."""
 
 
-def at_horizon(study: Study, run: RunFolder, checkpoint: str, clusters: Clusters) -> HorizonResult:
-    """Forced and unforced routing of the longer blocks of the test books that are long enough, beside the
-    core blocks of the same books.
+def at_horizon(
+    study: Study, run: RunFolder, checkpoint: str, clusters: Clusters, books: Sequence[str]
+) -> HorizonResult:
+    """Forced and unforced routing of the longer blocks of `books`, beside the core blocks of the same books.
 
-    `clusters` are of all test books. ValueError where `study` asks for no longer blocks.
+    `clusters` are of all test books, `books` those with a longer block. BookError where these are of fewer
+    than two clusters, ValueError where `study` asks for no longer blocks.
     """
     if (longer := study.longer) is None:
         raise ValueError("the study asks for no longer blocks")
-    draws = draws_of_longer(study, run, checkpoint, clusters)
-    books = draws.clusters.books
+    if (draws := draws_of(study, clusters, books)) is None:
+        raise BookError("fewer than two test clusters have a longer block", todo="nothing can be resampled")
     records = read_checkpoint(longer, run, checkpoint, books, "horizon")
     core = {p.name: p for p in read_checkpoint(study, run, checkpoint, books).routers}
     alpha = study.inference.alpha
@@ -59,23 +62,35 @@ def at_horizon(study: Study, run: RunFolder, checkpoint: str, clusters: Clusters
 
 
 def activation(
-    study: Study, longer: Study, run: RunFolder, checkpoint: str, name: str, of: Clusters
-) -> Interval:
-    """Share of the longer blocks' positions that router `name` calls by the rule score > τ alone."""
-    draws = draws_of_longer(study, run, checkpoint, of)
-    records = read_checkpoint(longer, run, checkpoint, draws.clusters.books, "horizon")
-    above = exceeds(next(policy for policy in records.routers if policy.name == name))
-    assert above is not None  # a learned router has scores and thresholds
+    study: Study,
+    run: RunFolder,
+    checkpoint: str,
+    name: str,
+    clusters: Clusters,
+    books: Sequence[str] | None,
+) -> Interval | str:
+    """Share of the longer blocks' positions that router `name` calls by the rule score > τ alone; or why it
+    is not known. `books` are the test books with a longer block, None where not all are measured."""
+    if (longer := study.longer) is None or books is None:
+        return "the longer blocks are not measured"
+    if (draws := draws_of(study, clusters, books)) is None:
+        return "fewer than two clusters have a longer block"
+    records = read_checkpoint(longer, run, checkpoint, books, "horizon")
+    above = next((exceeds(policy) for policy in records.routers if policy.name == name), None)
+    if above is None:
+        return f"{name} has no threshold"
     shares = {name: above.mean(axis=(0, 2, 3))}
     return mean_intervals(draws, shares, study.inference.alpha)[name]
 
 
-def draws_of_longer(study: Study, run: RunFolder, checkpoint: str, clusters: Clusters) -> Draws:
-    """The study's draws over the clusters of the test books that have a longer block."""
-    own = zip(clusters.books, clusters.of_book, strict=True)
-    long = [(book, str(of)) for book, of in own if run.measured(checkpoint, "horizon", book).is_file()]
+def draws_of(study: Study, clusters: Clusters, books: Sequence[str]) -> Draws | None:
+    """The study's draws over the clusters of some of the test books; None where these are fewer than two."""
+    own = dict(zip(clusters.books, clusters.of_book, strict=True))
+    if len({own[book] for book in books}) < 2:
+        return None
     rng = np.random.default_rng(study.inference.seed)
-    return draw_clusters(partition(long), study.inference.draws, rng=rng)
+    few = partition([(book, str(own[book])) for book in books])
+    return draw_clusters(few, study.inference.draws, rng=rng)
 
 
 def _router(

@@ -38,12 +38,17 @@ class Judgement:
     """Published figures beside ours, where the study names any."""
 
 
-def judge(study: Study, run: RunFolder, test_books: Sequence[tuple[str, str]]) -> Judgement:
+def judge(
+    study: Study,
+    run: RunFolder,
+    test_books: Sequence[tuple[str, str]],
+    longer: tuple[str, ...] | None = None,
+) -> Judgement:
     """Judge the test records of every checkpoint.
 
-    `test_books` are (book id, cluster id) in the study's order. One draw of clusters, seeded by the study,
-    serves everything. Raises OutputError or NonFiniteError for records that are not as they should be, and
-    BookError for books that cannot be resampled.
+    `test_books` are (book id, cluster id) in the study's order, `longer` those with a measured longer block.
+    One draw of clusters, seeded by the study, serves everything. Raises OutputError or NonFiniteError for
+    records that are not as they should be, and BookError for books that cannot be resampled.
     """
     clusters = partition(test_books)
     rng = np.random.default_rng(study.inference.seed)
@@ -54,7 +59,9 @@ def judge(study: Study, run: RunFolder, test_books: Sequence[tuple[str, str]]) -
         policies = all_policies(records, study.calls)
         gains[checkpoint.name] = {p.name: book_gains(p, records.utility) for p in policies}
         results.append(summarise(study, checkpoint.name, records, policies, gains[checkpoint.name], draws))
-        published += checkpoint_figures(study, run, results[-1], policies, gains[checkpoint.name], draws)
+        published += checkpoint_figures(
+            study, run, longer, results[-1], policies, gains[checkpoint.name], draws
+        )
     families = [family(study, name, over, gains, draws) for name, over in study.families.items()]
     published += study_figures(study, families)
     count = len(clusters.sizes)

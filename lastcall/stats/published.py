@@ -38,6 +38,7 @@ _SOURCES = {
 def checkpoint_figures(
     study: Study,
     run: RunFolder,
+    longer: tuple[str, ...] | None,
     result: CheckpointResult,
     policies: Sequence[Policy],
     gains: Gains,
@@ -45,7 +46,7 @@ def checkpoint_figures(
 ) -> list[PublishedFigure]:
     """The published figures of one checkpoint beside ours; none where the study names none."""
     mine = [f for f in _figures(study) if f.checkpoint == result["name"]]
-    return [_beside(study, run, f, result, policies, gains, draws) for f in mine]
+    return [_beside(study, run, longer, f, result, policies, gains, draws) for f in mine]
 
 
 def study_figures(study: Study, families: Sequence[Family]) -> list[PublishedFigure]:
@@ -91,6 +92,7 @@ def _row(figure: Figure, unmeasured: str | None = None) -> PublishedFigure:
 def _beside(
     study: Study,
     run: RunFolder,
+    longer: tuple[str, ...] | None,
     figure: Figure,
     result: CheckpointResult,
     policies: Sequence[Policy],
@@ -100,11 +102,10 @@ def _beside(
     quantity = parse(figure.what)
     if quantity.kind in EXECUTED:
         return _row(figure, "judging executes no policy")
-    longer = study.longer
-    at_longer = longer is not None and quantity.horizon == longer.blocks.horizon
-    if longer is not None and at_longer and quantity.kind == "unforced_activation":
+    at_longer = study.longer is not None and quantity.horizon == study.longer.blocks.horizon
+    if at_longer and quantity.kind == "unforced_activation":
         router = quantity.routers[0]
-        ours: Interval | str = activation(study, longer, run, result["name"], router, draws.clusters)
+        ours: Interval | str = activation(study, run, result["name"], router, draws.clusters, longer)
     elif quantity.horizon not in (None, study.blocks.horizon):
         return _row(figure, f"the horizon here is {study.blocks.horizon:,}")
     else:
