@@ -110,7 +110,7 @@ def _require_fitted_from(ws: Workspace, name: str, ids: Mapping[Split, Sequence[
     """LockError where the fit and calibration records are not those the locked routers were fitted from."""
     from lastcall.routing.fitting import TRAINING
 
-    made = read_json(ws.run.fitted(name) / TRAINING)["records"]
+    made = read_json(ws.run.fitted(name) / TRAINING).get("records")
     if fitted_from(ws.run, name, {split: ids[split] for split in BEFORE_THE_LOCK}) != made:
         raise LockError(
             f"the fit and calibration records of {name} are not those its routers were fitted from",

@@ -22,8 +22,8 @@ from lastcall.errors import NonFiniteError
 Predict = Callable[[np.ndarray], np.ndarray]
 """Predictions, float64 [rows], of inputs [rows, columns]."""
 
-MOST_TREES, TREES_A_STEP, PATIENCE = 600, 50, 50
-"""Trees are added a step at a time until none of the last `PATIENCE` lowers the held-out loss."""
+MOST_TREES, PATIENCE = 600, 50
+"""Trees are added until none of the last `PATIENCE` lowers the held-out squared error."""
 LEARNING_RATE = 0.05
 LEAVES = 8
 """Of a tree, at most: interactions of a few columns."""
@@ -70,15 +70,14 @@ def fit_trees(
         learning_rate=LEARNING_RATE,
         max_leaf_nodes=LEAVES,
         max_features=COLUMN_SHARE,
-        early_stopping=False,  # it would hold out random rows, which share books with the rest
-        warm_start=True,
+        max_iter=MOST_TREES,
+        early_stopping=True,  # on the rows given: of its own accord it would hold out random ones
+        n_iter_no_change=PATIENCE,
         random_state=seed,
     )
-    losses: list[float] = []
     with threadpool_limits(1, "openmp"):
-        while len(losses) < MOST_TREES and len(losses) - _least(losses) <= PATIENCE:
-            model.set_params(max_iter=len(losses) + TREES_A_STEP).fit(x[~held], y[~held])
-            losses = [huber(predicted - y[held], delta) for predicted in model.staged_predict(x[held])]
+        model.fit(x[~held], y[~held], X_val=x[held], y_val=y[held])
+        losses = [huber(predicted - y[held], delta) for predicted in model.staged_predict(x[held])]
     trees = 1 + _least(losses)
 
     def predict(inputs: np.ndarray) -> np.ndarray:

@@ -23,8 +23,8 @@ from lastcall.analyses.learners import (
 )
 from lastcall.analyses.recurrent import Recurrent, fit_recurrent
 from lastcall.analyses.regressors import (
+    PATIENCE,
     PENALTIES,
-    TREES_A_STEP,
     fit_ridge,
     fit_trees,
     huber,
@@ -176,7 +176,7 @@ def test_trees_stop_once_more_of_them_do_not_help() -> None:
     rng = np.random.default_rng(1)
     x, held = rng.normal(size=(600, 2)), np.arange(600) % 6 == 5
     noise = fit_trees(x, rng.normal(size=600), held, delta=1.0, seed=0)
-    assert len(noise.held_out_loss) <= 3 * TREES_A_STEP
+    assert len(noise.held_out_loss) <= 3 * PATIENCE
     step = fit_trees(x, np.sign(x[:, 0]) * np.sign(x[:, 1]), held, delta=1.0, seed=0)
     assert len(step.held_out_loss) > len(noise.held_out_loss)
 
