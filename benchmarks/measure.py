@@ -15,8 +15,8 @@ the stock arm's of the same round, and the figure is the median with least and m
 
 By count of multiplications alone the floors are 1.23 (paired), 1.47 (paired+32) and 1.95 (paired+3, which is
 1.59 of paired): a further head and a further final block each, on a shared trunk. The stock arm writes and
-reads whole logits (8 x 512 x 49,152 x 4 bytes = 805 MB), the paired arms only tiles, so a ratio below its floor
-is possible and no error.
+reads whole logits (8 x 512 x 49,152 x 4 bytes = 805 MB), the paired arms only tiles, so a ratio below its
+floor is possible and no error.
 Peak memory is the most resident memory of a fresh process that runs the arm once, less what it held before.
 Prints a table, writes benchmarks/results/measure_cpu.json.
 
