@@ -370,7 +370,7 @@ def test_refusals(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="asks for no third action"):
         answer(study_of(analyses={}))
     with pytest.raises(StudyError, match='only where the operation is the attention: got operation = "ffn"'):
-        answer(study_of(operation="ffn"))
+        answer(study.model_copy(update={"operation": "ffn"}))
     with pytest.raises(
         StudyError, match="a third action needs a fitted router: got B, S32, random; add one of"
     ):
