@@ -38,11 +38,12 @@ def judge(ws: Workspace) -> Judged:
         present, verified, unverified = _reachable(ws, locked)
         warnings = locking.require(present, locked, version_may_differ=True)
         advance()
-        unverified += check_records(ws, ledger.test_files(current["hash"]), locked)
+        files = ledger.test_files(current["hash"])
+        unverified += check_records(ws, files, locked)
         verified.append("test records and calls")
         advance()
     with ws.reporter.task("Judging", 1) as advance:
-        longer = longer_books(ws, ledger.test_files(current["hash"]), locked)
+        longer = longer_books(ws, files, locked)
         judgement = judge_records(ws.study, ws.run, clusters_in(locked, "test"), longer)
         advance()
     lock_result = LockResult(

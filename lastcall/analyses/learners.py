@@ -15,7 +15,7 @@ same input dimension under every learner.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,15 +26,13 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from lastcall.analyses.gains import Gains, differences, gains_of, planned_of_learned
+from lastcall.analyses.gains import gains_of, planned_of_learned
 from lastcall.analyses.recurrent import fit_recurrent, read_inputs
 from lastcall.analyses.regressors import REGRESSORS
 from lastcall.routing.dataset import Dataset
 from lastcall.routing.fitting import fit_router, held_out, load_router, projection
 from lastcall.routing.quota import deadline_calls, threshold
 from lastcall.routing.routers import INPUTS, Router
-from lastcall.stats.bootstrap import Draws
-from lastcall.stats.verdicts import Inference, infer
 from lastcall.study import Routers, Study
 
 Kind = Literal["trees", "wide", "ridge", "recurrent"]
@@ -195,16 +193,3 @@ def _side_by_side(fitted: Callable[[str, int], Learner], jobs: Sequence[tuple[st
             return list(pool.map(lambda job: fitted(*job), jobs))
     finally:
         torch.set_num_threads(threads)
-
-
-def judge_learner(study: Study, gains: Mapping[str, Gains], draws: Draws) -> Inference:
-    """The planned comparisons of one learner, by checkpoint, judged as a family of its own (section 6).
-
-    Its rows are those of `differences(planned_of_learned(study), gains).pairs`.
-    """
-    return infer(
-        draws,
-        differences(planned_of_learned(study), gains).values,
-        alpha=study.inference.alpha,
-        practical_threshold=study.inference.practical_threshold,
-    )

@@ -10,13 +10,12 @@ import pytest
 import torch
 from sklearn.linear_model import Ridge
 
-from lastcall.analyses.gains import differences, planned_of_learned
+from lastcall.analyses.gains import planned_of_learned
 from lastcall.analyses.learners import (
     KINDS,
     Kind,
     fit_gains,
     fit_learner,
-    judge_learner,
     learner_gains,
     needs_map,
     state_map_of,
@@ -35,6 +34,7 @@ from lastcall.routing.dataset import Dataset
 from lastcall.routing.fitting import fit_all, fit_router, held_out, projection
 from lastcall.routing.routers import INPUTS
 from lastcall.stats.bootstrap import draw_clusters, partition
+from lastcall.stats.judging import family
 from lastcall.study import Routers
 from tests.reference import analyses as reference
 from tests.reference import routing
@@ -315,11 +315,11 @@ def test_a_learners_planned_comparisons_are_a_family_of_its_own(kind: Kind, tmp_
     assert {name: of.shape for name, of in gains.items()} == dict.fromkeys(gains, (2, 20))
     clusters = partition([(f"b{i}", f"b{i}") for i in range(20)])
     draws = draw_clusters(clusters, 500, rng=np.random.default_rng(0))
-    found = judge_learner(study, {"one": gains}, draws)
-    pairs = differences(planned_of_learned(study), {"one": gains}).pairs
+    found = family(study, "learner: ridge", planned_of_learned(study), {"one": gains}, draws)["comparisons"]
+    pairs = tuple((c["checkpoint"], c["a"], c["b"]) for c in found)
     assert pairs == (("one", "T", "B"), ("one", "J32", "S32"), ("one", "J32", "C_RP3"))
-    assert found.verdicts == ("gain", "gain", "gain")
-    np.testing.assert_allclose(found.delta[0], gains["T"].mean() - gains["B"].mean())
+    assert [c["verdict"] for c in found] == ["gain", "gain", "gain"]
+    np.testing.assert_allclose(found[0]["delta"]["estimate"], gains["T"].mean() - gains["B"].mean())
 
 
 def test_the_map_is_the_fitted_routers(tmp_path: Path) -> None:
